@@ -28,7 +28,6 @@ from ksgen.torch.conversion.propose import (
     BUDGET,
     FAMILIES,
     FOR_WEIGHTS,
-    Form,
     Proposal,
     checked_families,
     offers,
@@ -280,23 +279,10 @@ def _errors(weight: Tensor, entries: Sequence[RuleEntry], advance: Callable[[], 
     for count, alike in groupby(entries, key=lambda entry: entry.count):
         forms = [entry.structures for entry in alike]
         of_parts = [
-            [float(vector_norm(part.double())) * error for error in _relative_errors(part, forms, advance)]
+            [float(vector_norm(part.double())) * error for error in errors_of(part, forms, advance)]
             for part in weight.chunk(count)
         ]
         found += [hypot(*errors) for errors in zip(*of_parts, strict=True)]
-    return found
-
-
-def _relative_errors(weight: Tensor, forms: Sequence[Form], advance: Callable[[], None]) -> list[float]:
-    """Relative error of each form's nearest matrix. Sums and tied weights are factorized."""
-    are_chains = [len(form) == 1 and not any(form[0].ties) for form in forms]
-    chains = [one.chain for (one, *_), is_chain in zip(forms, are_chains, strict=True) if is_chain]
-    of_chains = iter(errors_of(weight, chains, advance) if chains else ())
-    found = []
-    for form, is_chain in zip(forms, are_chains, strict=True):
-        found.append(next(of_chains) if is_chain else factorized(weight, form).relative_error)
-        if not is_chain:
-            advance()
     return found
 
 

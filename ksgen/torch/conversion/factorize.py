@@ -211,23 +211,25 @@ def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int, progres
     return SumFactorization(chains, tuple(each for own in parts for each in own), error, state, method, guarantee)
 
 
-def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], None] = lambda: None) -> list[float]:
-    """Compute the relative errors of `factorize` for several chains, without weights if SVDs alone give the error.
+def errors_of(
+    weight: Tensor, forms: Sequence[tuple[Structure, ...]], advance: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Compute the relative errors of `factorized` for several structures or sums of them.
 
-    All chains have the features of the weight. On a processor, each thread computes one chain at a time. `advance` is
-    called after each chain.
+    No weights are computed if SVDs alone give the error. All structures have the features of the weight. On a
+    processor, each thread computes one error at a time. `advance` is called after each.
     """
-    scaled, _ = scaled_by_power(checked(weight, chains[0], 0))
+    scaled, _ = scaled_by_power(checked(weight, forms[0][0].chain, 0))
     norm = float(vector_norm(scaled, dtype=torch.float64)) or 1
 
-    def error_of(chain: Chain) -> float:
+    def error_of(form: tuple[Structure, ...]) -> float:
         with torch.no_grad():
-            matrix, inner, _ = in_natural_order(scaled, chain)
-            if method_of(inner)[0] == "refinement":
-                error = factorize(weight, chain).relative_error
+            matrix, inner, _ = in_natural_order(scaled, form[0].chain)
+            if len(form) > 1 or any(form[0].ties) or method_of(inner)[0] == "refinement":
+                error = factorized(weight, form).relative_error
             else:
                 error = sqrt(sum(squared_errors(matrix, inner))) / norm
         advance()
         return error
 
-    return each_in_a_thread(error_of, chains, torch.get_num_threads() if weight.device.type == "cpu" else 1)
+    return each_in_a_thread(error_of, forms, torch.get_num_threads() if weight.device.type == "cpu" else 1)

@@ -657,7 +657,7 @@ def offers(monkeypatch: pytest.MonkeyPatch, dense_us: float | None, *chains: tup
     whole = Proposal("", (structures.of_chain(Chain((Pattern(1, 96, 24, 1),))),), 1.0, step_us=dense_us)
     module = import_module("ksgen.torch.convert")
     monkeypatch.setattr(module, "offers", lambda *_, **__: (whole, *made))
-    monkeypatch.setattr(module, "errors_of", lambda weight, chains, advance: [errors[chain] for chain in chains])
+    monkeypatch.setattr(module, "errors_of", lambda weight, forms, advance: [errors[one.chain] for (one,) in forms])
     return known
 
 
@@ -738,9 +738,12 @@ def test_a_chain_that_is_slower_than_the_dense_layer_is_not_factorized(monkeypat
     known = offers(monkeypatch, 10.0, (11.0, 0.1), (9.0, 0.2), (8.0, 0.3))
     module, asked, shapes = import_module("ksgen.torch.convert"), list[Chain](), list[tuple[int, int]]()
     errors, own = module.errors_of, module.offers
-    monkeypatch.setattr(
-        module, "errors_of", lambda weight, chains, advance: asked.extend(chains) or errors(weight, chains, advance)
-    )
+
+    def noting(weight: Any, forms: list[Any], advance: Callable[[], None]) -> list[float]:
+        asked.extend(one.chain for (one,) in forms)
+        return errors(weight, forms, advance)
+
+    monkeypatch.setattr(module, "errors_of", noting)
     monkeypatch.setattr(module, "offers", lambda *shape, **options: shapes.append(shape) or own(*shape, **options))
     convert(blocks(2), ["up"], budget=0.5)
     assert asked == known[1:] * 2
@@ -762,7 +765,7 @@ chosen, factorized = [], []
 choice, errors_of = PLANNER.choice, conversion.errors_of
 times._ceilings = lambda *_: (Ceilings(1e10, 1e11), "")  # nothing is measured
 PLANNER.choice = lambda *given: chosen.append(given) or choice(*given)
-conversion.errors_of = lambda weight, chains, advance: factorized.extend(chains) or errors_of(weight, chains, advance)
+conversion.errors_of = lambda weight, forms, advance: factorized.extend(forms) or errors_of(weight, forms, advance)
 before = set(sys.modules)
 convert(torch.nn.Sequential(torch.nn.Linear(384, 384)), budget=0.3)
 print(json.dumps([len(chosen), len(factorized), sorted(set(sys.modules) - before)]))

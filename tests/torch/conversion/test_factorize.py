@@ -14,7 +14,14 @@ from ksgen import structures  # noqa: E402
 from ksgen.errors import KsgenError, LaunchError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.reference import to_dense  # noqa: E402
-from ksgen.torch.conversion.factorize import LEAST_STEPS, STARTS, Factorization, errors_of, factorize  # noqa: E402
+from ksgen.torch.conversion.factorize import (  # noqa: E402
+    LEAST_STEPS,
+    STARTS,
+    Factorization,
+    errors_of,
+    factorize,
+    factorized,
+)
 from ksgen.torch.conversion.projection import drawn, product_of, refined, relative_error  # noqa: E402
 from tests.support.exchange import stored_order  # noqa: E402
 
@@ -111,7 +118,7 @@ def test_two_factors_are_the_nearest(chain: Chain) -> None:
     )
     assert (found.method, found.bound, found.least_error) == ("projection", 1.0, found.relative_error)
     assert factorize(matrix.float(), list(chain)).relative_error == pytest.approx(found.relative_error, abs=1e-6)
-    assert errors_of(matrix, [chain]) == [pytest.approx(found.relative_error, abs=1e-12)]
+    assert errors_of(matrix, [(structures.of_chain(chain),)]) == [pytest.approx(found.relative_error, abs=1e-12)]
 
 
 @pytest.mark.parametrize("chain", [*map(chain_of, PAIRS), *LONGER, *EXCHANGED], ids=str)
@@ -270,14 +277,22 @@ def test_errors_of_several_chains_without_their_weights(dtype: "torch.dtype", th
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     weight, chains, steps = (1e30 * torch.randn(48, 24)).to(dtype), list(map(Chain.read, ERRORS)), list[int]()
-    found = errors_of(weight, chains, lambda: steps.append(1))
+    forms = [(structures.of_chain(chain),) for chain in chains]
+    found = errors_of(weight, forms, lambda: steps.append(1))
     expected = [factorize(weight, chain) for chain in chains]
     assert {each.method for each in expected} == {"support", "projection", "hierarchical", "refinement"}
     assert found == pytest.approx([each.relative_error for each in expected], rel=1e-6)
     assert (len(steps), torch.get_num_threads()) == (len(chains), threads)
-    assert errors_of(torch.zeros(48, 24), chains[:3]) == [0, 0, 0]
+    assert errors_of(torch.zeros(48, 24), forms[:3]) == [0, 0, 0]
     with pytest.raises(LaunchError, match=r"weight\[0, 0\]=nan; accepted: finite numbers"):
-        errors_of(torch.full((48, 24), nan), chains)
+        errors_of(torch.full((48, 24), nan), forms)
+
+
+def test_errors_of_sums_and_of_tied_weights_are_those_of_their_factorizations() -> None:
+    weight = torch.randn(48, 24)
+    forms = [structures.dyad(24, 48, blocks=4), (structures.kronecker(24, 48, blocks=4),)]
+    expected = [factorized(weight, form).relative_error for form in forms]
+    assert errors_of(weight, forms) == pytest.approx(expected, rel=1e-6)
 
 
 def test_sixteen_bits_are_computed_in_float32() -> None:
