@@ -22,7 +22,6 @@ from ksgen.spec import STORAGES, Activation, Epilogue, Fuse, Layout
 from ksgen.spec.storage import SAME, STORED, refused_x_precision, x_precisions
 from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.operators import ops
-from ksgen.torch.operators.backends import multiply_all_by
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import disable_fusion, has_kernels, is_one_launch, launcher
 from ksgen.torch.operators.frozen import despite_writes
@@ -33,11 +32,10 @@ from ksgen.values import unlike
 
 
 @dataclass(eq=False)
-class CachedOperand:
-    """Data derived from buffers in a known state: operands of launchers, and prepared calls."""
+class CachedCalls:
+    """Prepared calls with buffers in a known state."""
 
     seen: tuple[tuple[int, object], ...]  # fingerprints of the buffers
-    parts: list[Quantized] = field(default_factory=list)  # one operand per factor
     calls: dict[Hashable, Any] = field(default_factory=dict)  # prepared calls; `Unprepared` for shapes without one
 
 
@@ -217,6 +215,7 @@ class StoredWeights(ChainLayer, nn.Module):
     between: Activation
     fuse: Fuse
     bias: nn.Parameter | None
+    _multiply: Callable[..., Tensor]  # that of `KSLinear`
 
     def _store(self, parts: Sequence[Quantized]) -> None:
         self.storage, self.per = parts[0].storage, parts[0].per
@@ -233,7 +232,7 @@ class StoredWeights(ChainLayer, nn.Module):
 
     def _forget(self) -> None:
         """Drop the data derived from buffers, which belongs to this process and is never saved or copied."""
-        self._ready = CachedOperand(())
+        self._ready = CachedCalls(())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -335,21 +334,15 @@ class StoredWeights(ChainLayer, nn.Module):
     def _multiplied(self, x: Tensor, residual: Tensor | None) -> Tensor:
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
-        before_cast = rows, added
         rows, bias, added, kind_if_uncast = ops.autocast(rows, self.bias, added, dtype_name(rows.dtype))
         if not STORED[self.storage].is_scaled and kind_if_uncast is None and rows.dtype != torch.float32:
-            return self._cast_multiply(*before_cast).reshape(y_shape)
+            # like a float32 layer under autocast: x and the weights, which have no scales, are cast
+            return self._multiply(x, self.values, self.bias, residual, self.activation)
         self._check_kinds(rows, bias, added)
         kind = dtype_name(rows.dtype)
         if self._x_scale is not None:
             rows = self._in_bytes(rows, added)
         return multiply_stored(self, rows, bias, added, kind).reshape(y_shape)
-
-    def _cast_multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Multiply like a float32 layer under autocast: x and the weights, which have no scales, are cast."""
-        options: dict[str, Any] = {"layout": self.layout, "precision": None, "activation": self.activation}
-        options |= {"between": self.between, "fuse": self.fuse, "exchanges": self._exchanges}
-        return multiply_all_by("auto", x, self.values, self.bias, residual, **options)
 
     def first_input(self, x: Tensor | None) -> Tensor | None:
         """Input of the first factor: x, or if x is quantized, the float32 values of its eight-bit form."""
@@ -404,8 +397,8 @@ class StoredWeights(ChainLayer, nn.Module):
     def _dtype(self) -> torch.dtype:
         return torch.float32
 
-    def _ready_now(self) -> CachedOperand:
-        """Data derived from the buffers' current state, rebuilt after a write, move or replacement.
+    def _ready_now(self) -> CachedCalls:
+        """Prepared calls with the buffers' current state; none are left after a write, move or replacement.
 
         The record is stored before anything is packed. A thaw during another thread's first call therefore drops what
         that call packs.
@@ -416,16 +409,14 @@ class StoredWeights(ChainLayer, nn.Module):
         ready = self._ready
         if ready.seen != seen:
             self._read_x_scale()
-            ready = self._ready = CachedOperand(seen)
-        if not ready.parts:
-            every = zip(self.values, self.scales, self._x_scales, strict=True)
-            ready.parts = [
-                quantized_of(values, scale, self.storage, self.per, x_scale) for values, scale, x_scale in every
-            ]
+            ready = self._ready = CachedCalls(seen)
         return ready
 
     def _ready_parts(self) -> list[Quantized]:
-        return self._ready_now().parts
+        """Operands of launchers, one per factor."""
+        self._ready_now()  # updates `_x_scale` if its buffer was written to
+        every = zip(self.values, self.scales, self._x_scales, strict=True)
+        return [quantized_of(values, scale, self.storage, self.per, x_scale) for values, scale, x_scale in every]
 
     def _packed(self) -> list[Any]:
         """Weights of each factor as launchers accept them."""
