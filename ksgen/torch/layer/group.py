@@ -14,7 +14,7 @@ from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.fused import Verdict, least_rows
 from ksgen.launch.memory import new_tensor
 from ksgen.spec import Epilogue
-from ksgen.torch.layer.base import ChainLayer, freeze
+from ksgen.torch.layer.base import ChainLayer, freeze, thaw
 from ksgen.torch.operators import choice, frozen, prepared
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.frozen import operand
@@ -51,9 +51,7 @@ class Layers(nn.ModuleList):
             >>> KSSum([KSLinear("1,4,4,2"), KSLinear("2,4,4,1")]).eval().freeze().thaw().is_frozen
             False
         """
-        for layer in self:
-            if hasattr(layer, "thaw"):
-                layer.thaw()
+        thaw(self)
         return self
 
     @property
@@ -189,7 +187,11 @@ class KSLinears(Layers):
                 choice.disable_fusion(prepared.launcher_of_layers(list(self)), error)
                 return None
         methods = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
-        return by_kernels(lambda: self._in_one_launch(x) if self._fastest(x, methods) == "ksgen" else None)
+        layer, shapes = self._first, list(map(prepared.shapes_of, self))
+        has_bias = layer.bias is not None
+        job = choice.job_of("group", shapes, x.dtype, layer.layout, layer.activation, has_bias, False, layer.between)
+        key = job, choice.size_of(x.numel() // layer.in_features), *methods
+        return by_kernels(lambda: self._in_one_launch(x) if choice.faster(key, methods) == "ksgen" else None)
 
     def _verdict(self, like: Tensor, batch: int) -> Verdict:
         """Whether tensors of the type and device of `like` are multiplied by one launch, and why."""
@@ -197,14 +199,6 @@ class KSLinears(Layers):
         epilogue, wanted = Epilogue(layer.bias is not None, layer.activation), layer.precision or dtype_name(like.dtype)
         launcher = prepared.launcher_of_layers(list(self))
         return choice.is_one_launch(launcher, like.device, wanted, layer.layout, epilogue, batch)
-
-    def _fastest(self, x: Tensor, methods: Any) -> str:
-        layer, shapes = self._first, list(map(prepared.shapes_of, self))
-        job = choice.job_of(
-            "group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between
-        )
-        batch = x.numel() // layer.in_features
-        return choice.faster((job, choice.size_of(batch), *methods), methods)
 
     def _fits_one_launch(self, x: Tensor) -> bool:
         """Whether one launch can compute all outputs for x, and no verdict is against it.
