@@ -28,17 +28,13 @@ from ksgen.torch.operators.ops import is_transformed, multiply, needs_gradient
 from ksgen.torch.operators.products import Exchange, finish, permuted, permuted_back, permuted_multiply, to_dense
 
 
-def _unchanged(weights: Tensor) -> Tensor:
-    return weights
-
-
 @dataclass(frozen=True)
 class Backend:
     """Product by PyTorch operators. `multiply` takes X, the prepared weights, the layout and the pattern."""
 
     multiply: Callable[[Tensor, Tensor, str, Pattern], Tensor]
     why: str
-    prepare: Callable[[Tensor], Tensor] = _unchanged
+    prepare: Callable[[Tensor], Tensor] = lambda weights: weights
     is_sparse: bool = False  # whether the prepared weights are a sparse tensor
 
     def __call__(self, x: Tensor, weights: Tensor, layout: str) -> Tensor:

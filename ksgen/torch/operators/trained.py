@@ -37,15 +37,13 @@ from ksgen.torch.operators.launches import Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.prepared import UNFIT, NotPreparedError, Unprepared
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
+from ksgen.torch.operators.replay import Replaceable
 
 Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
 
 
-class PreparedStep(replay.Replaceable):
-    """A prepared step, which runs a `Method`. The launches that a replay may repeat are a `Trained`."""
-
-
-_steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
+# prepared steps, each a `Replaceable` that runs a `Method`: equal layers share them
+_steps: dict[Hashable, Any] = {}
 # jobs and methods whose kernels no compiler could build; not retried in this generation of plans
 _refused: set[Hashable] = set()
 
@@ -93,7 +91,7 @@ def _is_plain_step(x: Any, residual: Any = None) -> bool:
     return not ops.is_saved_otherwise()  # a checkpoint's second pass must equal the first
 
 
-def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Tensor | None]) -> PreparedStep | None:
+def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Tensor | None]) -> Replaceable | None:
     """Prepared step for these arrays; None if the usual path has to be taken.
 
     In `parameters`, views that repeat a slice are replaced by copies.
@@ -109,7 +107,7 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
     if found is None or type(found) is Unprepared:
         prepare = partial(_prepared, layer, x, residual, parameters)
         found = prepared.state_of(_steps, key, choice.REMEMBERED, layer, x, prepare)
-    if type(found) is not PreparedStep:
+    if type(found) is not Replaceable:
         return None
     prepared.make_whole(parameters)
     return found
@@ -117,7 +115,7 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
 
 def _prepared(
     layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]
-) -> PreparedStep | Unprepared | str:
+) -> Replaceable | Unprepared | str:
     """Step with the fastest method; `UNFIT` if the usual path is required or fastest, `Unprepared` if not known yet."""
     seen = Unprepared(progress())
     chain, activations = layer.chain, (layer.between, layer.activation)
@@ -140,7 +138,7 @@ def _prepared(
         return UNFIT
 
 
-def _fastest(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]) -> PreparedStep | str:
+def _fastest(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]) -> Replaceable | str:
     """Time the methods, and return a step with the fastest; `UNFIT` if only the usual path can be used."""
     kind = "step" if x.requires_grad else "first step"
     job: tuple[Hashable, ...] = job_of(
@@ -165,7 +163,7 @@ def _fastest(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequenc
     given = x, residual, *parameters
     timed = {name: partial(ops._step, partial(method, layer), given) for name, method in methods.items()}
     name = faster((*job, *methods), timed)
-    step = PreparedStep([methods[name], *methods.values()], Trained)
+    step = Replaceable([methods[name], *methods.values()], Trained)
     return UNFIT if name == "each" and step.kernels is None else step
 
 

@@ -17,7 +17,7 @@ from ksgen import structures  # noqa: E402
 from ksgen.devices import find_device, native  # noqa: E402
 from ksgen.errors import LaunchError, SpecError  # noqa: E402
 from ksgen.torch import KSLinear, KSSum  # noqa: E402
-from ksgen.torch.operators import frozen, prepared, trained  # noqa: E402
+from ksgen.torch.operators import frozen, prepared, replay, trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 from tests.support.torch_cases import BIAS_CHANGES, change_bias, wrong_in_threads  # noqa: E402
 
@@ -142,7 +142,7 @@ def test_what_the_next_launch_reads_stays_in_the_caches(monkeypatch: pytest.Monk
     for _ in range(3):
         y = layer(x.requires_grad_())
     y.sum().backward()
-    (step,) = [each.step for each in trained._steps.values() if isinstance(each, trained.PreparedStep)]
+    (step,) = [each.step for each in trained._steps.values() if isinstance(each, replay.Replaceable)]
     forward, backward = step.launches
     assert streams(forward.launch) == [False, True]
     assert streams(backward.launch)[-2:] == [False, True]
