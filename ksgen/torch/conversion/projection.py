@@ -219,7 +219,7 @@ def _blocks_of(
     """Blocks that left @ right reaches in a matrix with these values on the support `whole`.
 
     The matrix has a*d dense parts, the first dimension of the blocks. Returns the blocks, their ranks, the block and
-    the term per inner feature of a part as in `_reached`, and the sum of squares outside the blocks.
+    the term per inner feature as in `_reached`, and the sum of squares outside the blocks.
     """
     a, _, _, d = whole.shape
     left, right = _part(left, a, d), _part(right, a, d)
