@@ -8,7 +8,7 @@ import click
 from ksgen.bench.roster import OTHERS, OURS
 from ksgen.commands import bench_common, bench_layers, bench_models, bench_table
 from ksgen.commands.bench_common import Selection
-from ksgen.commands.common import REPLACED, file_option, json_option, number_option
+from ksgen.commands.common import PATH, REPLACED, NamedPath, file_option, json_option, number_option
 from ksgen.files import write
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
@@ -130,18 +130,16 @@ def command() -> None:
 
 
 @click.command("report", short_help="Make a page, Markdown tables or a picture from a results file.")
-@click.argument("file", type=click.Path(path_type=Path), default=bench_common.LOG)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help=f"HTML page to write; {REPLACED}.  [default: next to FILE]"
-)
+@click.argument("file", type=PATH, default=bench_common.LOG)
+@click.option("-o", "--output", type=PATH, help=f"HTML page to write; {REPLACED}.  [default: next to FILE]")
 @click.option(
     "--markdown",
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=NamedPath(allow_dash=True),
     help=f"Write only the tables, as Markdown, to this file, or - for standard output; {REPLACED}.",
 )
 @file_option("--svg", help_text="Draw the page's charts to this file", metavar="PATH")
 @click.option(
-    "--with", "model_files", type=click.Path(path_type=Path), multiple=True,
+    "--with", "model_files", type=PATH, multiple=True,
     help="Also show the tables of this file, which `ksgen bench model -o` or `ksgen bench share -o` wrote. May be "
          "repeated.",
 )  # fmt: skip

@@ -68,7 +68,7 @@ def words_in(text: str, accepted: Collection[str], what: str) -> tuple[str, ...]
 
 def log_option(log: Path) -> Callable[[Any], Any]:
     return click.option(
-        "-o", "--output", type=click.Path(path_type=Path), default=log, show_default=True,
+        "-o", "--output", type=common.PATH, default=log, show_default=True,
         help=f"Log file; an existing log is continued. Its rows also go to a .csv file next to it; {common.REPLACED}.",
     )  # fmt: skip
 

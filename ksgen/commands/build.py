@@ -32,7 +32,7 @@ from ksgen.wisdom import Wisdom, dump, file_name, known_devices, load_wisdom
 
 
 @click.command("build")
-@click.argument("spec", type=common.SPEC)
+@click.argument("spec", type=common.PATH)
 @common.arch_option
 @click.option("--device-name", help="Use the constants tuned for this device, such as 'NVIDIA H200'.")
 @common.number_option("--jobs", help_text="Compilers to run at once.  [default: one per core]")
@@ -83,7 +83,7 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
 
 
 @click.command("bundle")
-@click.argument("spec", type=common.SPEC)
+@click.argument("spec", type=common.PATH)
 @common.arch_option
 @common.file_option("-o", "--output", help_text="File to write", usual="<spec name>.ksb")
 @click.option(

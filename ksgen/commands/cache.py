@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import json_option, print_columns, print_json
+from ksgen.commands.common import PATH, json_option, print_columns, print_json
 from ksgen.errors import KsgenError
 from ksgen.ownership import distrust
 from ksgen.paths import cache_dir
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 folder_option = click.option(
     "--folder",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Cache folder.  [default: KSGEN_CACHE_DIR, else the user's cache folder]",
 )
 

@@ -107,18 +107,24 @@ class OneOf(click.Choice[str]):
         return f"{excerpt(value)}; {hint(value, self.choices)}"
 
 
+class NamedPath(click.Path):
+    """Click type of a file or folder. It refuses an empty name, which Python takes for the current folder, and `-`,
+    which users may expect to mean standard output or input.
+    """
+
+    def __init__(self, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, allow_dash=allow_dash)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "" or (value == "-" and not self.allow_dash):
+            self.fail(f"{excerpt(value)}; accepted: the name of a file or folder, and ./- for one called -", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = NamedPath()
 PATTERN = ReadBy(Pattern.parse)
 LEAST_COLUMNS = 40  # tables and pictures need this many
 LAYOUT, JOB, ACTIVATION, STRIDE = OneOf(LAYOUTS), OneOf(JOBS), OneOf(ACTIVATIONS), OneOf(STRIDES)
-SPEC = click.Path(path_type=Path)
-
-
-@ReadBy
-def named_file(text: str) -> Path:
-    """Click type of a file to write. It refuses `-`, which users may expect to mean standard output."""
-    if text == "-":
-        raise SpecError("file -: accepted: the name of a file, such as ./- for a file called -")
-    return Path(text)
 
 
 BATCHES = "1,16,1568"  # example in a message, and default of `ksgen bench layers`
@@ -179,7 +185,7 @@ def sized_option(flag: str, help_text: str, on_gpu: int, on_processor: int) -> C
 def file_option(*names: str, help_text: str, metavar: str = "FILE", usual: str = "") -> Callable[[Any], Any]:
     """Option for a file to write. `usual` describes its default."""
     default = f"  [default: {usual}]" if usual else ""
-    return click.option(*names, type=named_file, metavar=metavar, help=f"{help_text}; {REPLACED}.{default}")
+    return click.option(*names, type=PATH, metavar=metavar, help=f"{help_text}; {REPLACED}.{default}")
 
 
 batch_option = sized_option("--batch", "Batch size.", GPU_BATCH, CPU_BATCH)
@@ -191,9 +197,7 @@ pattern_option = click.option(
     multiple=True,
     help="A pattern, the same as an argument A,B,C,D. May be repeated.",
 )
-folder_option = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"
-)
+folder_option = click.option("-o", "--output", type=PATH, help="Folder to write.  [default: generated/<spec name>]")
 arch_option = click.option(
     "--arch",
     default="sm_80,sm_90a",

@@ -32,7 +32,7 @@ MOST_SECONDS = 0.5  # limit for the blocks of runs per contender and kernel
 
 
 @click.command("demo")
-@click.argument("spec", type=common.SPEC, default=Path("specs/vit.yaml"))
+@click.argument("spec", type=common.PATH, default=Path("specs/vit.yaml"))
 @common.folder_option
 @common.batch_option
 @common.device_option

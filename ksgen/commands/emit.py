@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import SPEC, OneOf, find_spec, folder_option, json_option, output_folder, print_json
+from ksgen.commands.common import PATH, OneOf, find_spec, folder_option, json_option, output_folder, print_json
 from ksgen.spec import load, schema
 from ksgen.values import counted
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command("emit")
-@click.argument("spec", type=SPEC)
+@click.argument("spec", type=PATH)
 @folder_option
 @click.option(
     "--dialect", type=OneOf(("cuda", "opencl")), default="cuda", show_default=True, help="Language of the kernels."

@@ -8,7 +8,7 @@ from typing import cast
 import click
 
 from ksgen.commands import common
-from ksgen.commands.common import ACTIVATION, JOB, SPEC, STRIDE
+from ksgen.commands.common import ACTIVATION, JOB, PATH, STRIDE
 from ksgen.commands.layers import Layer, Wanted, epilogue_of, launch_of_spec, takes_layers, takes_wanted
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
@@ -21,7 +21,7 @@ from ksgen.values import excerpt
 @click.command("run")
 @common.takes_patterns
 @takes_layers
-@click.option("--spec", type=SPEC, help="Run a layer or group of this spec, with its options.")
+@click.option("--spec", type=PATH, help="Run a layer or group of this spec, with its options.")
 @click.option("--layer", "layer_name", metavar="NAME", help="Name of the layer or group, if the spec has several.")
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @takes_wanted(has_job=False)

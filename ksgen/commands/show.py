@@ -31,7 +31,7 @@ _USUAL = "sm_80"  # target whose kernel is shown without a device
 @click.command("show")
 @common.takes_patterns
 @takes_layers
-@click.option("--spec", type=common.SPEC, help="Describe all patterns and layers of this spec.")
+@click.option("--spec", type=common.PATH, help="Describe all patterns and layers of this spec.")
 @common.number_option("--batch", help_text="Batch size, to choose kernels and count bytes and operations.", usual=25088)
 @takes_wanted(has_job=False)
 @click.option(

@@ -35,7 +35,7 @@ STRATEGY = common.OneOf(("model", "random", "exhaustive"))
 @click.command("tune")
 @common.takes_patterns
 @takes_layers
-@click.option("--spec", type=common.SPEC, help="Tune every kernel of this spec, and every layer in one launch.")
+@click.option("--spec", type=common.PATH, help="Tune every kernel of this spec, and every layer in one launch.")
 @takes_wanted(has_job=True)
 @click.option(
     "--chain", is_flag=True, help="The patterns are factors of a layer: tune one launch of all, and one per factor."

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import PATTERN, entry_figures, file_option, json_option, kernel_figures, print_json
+from ksgen.commands.common import PATH, PATTERN, entry_figures, file_option, json_option, kernel_figures, print_json
 from ksgen.errors import KsgenError
 from ksgen.files import write
 from ksgen.measure.trust import MARK, marked
@@ -15,7 +15,6 @@ from ksgen.values import counted, excerpt
 if TYPE_CHECKING:
     from ksgen.wisdom import Difference, Entry, Wisdom
 
-FILE = click.Path(path_type=Path)
 device_option = click.option("--device", metavar="NAME", help="Only devices with this in their name, such as H200.")
 output_option = file_option("-o", "--output", help_text="Write to this file instead of printing")
 
@@ -65,8 +64,8 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
 
 
 @command.command("merge", short_help="Merge two wisdom files or exports into one.")
-@click.argument("first", type=FILE)
-@click.argument("second", type=FILE)
+@click.argument("first", type=PATH)
+@click.argument("second", type=PATH)
 @output_option
 def merge(first: Path, second: Path, output: Path | None) -> None:
     """Merge two wisdom files or exports into one. For each kernel and batch size, the better entry wins. Fresh entries
@@ -83,8 +82,8 @@ def merge(first: Path, second: Path, output: Path | None) -> None:
 
 
 @command.command("diff", short_help="List the differences of two wisdom files or exports.")
-@click.argument("first", type=FILE)
-@click.argument("second", type=FILE)
+@click.argument("first", type=PATH)
+@click.argument("second", type=PATH)
 @json_option
 def diff(first: Path, second: Path, as_json: bool) -> None:
     """List the kernels and batch sizes for which two wisdom files or exports differ. The ratio is the time in the
@@ -125,7 +124,7 @@ def export(device: str | None, output: Path | None) -> None:
 
 
 @command.command("import", short_help="Add the new and the better entries of a file.")
-@click.argument("file", type=FILE)
+@click.argument("file", type=PATH)
 @device_option
 def import_(file: Path, device: str | None) -> None:
     """Add the entries of a wisdom file or export that are new, or better than this machine's. This machine's other

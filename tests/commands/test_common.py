@@ -27,9 +27,14 @@ def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("name", ["", "-"])
 @pytest.mark.parametrize(
     "command",
     [
+        ("cache", "ls", "--folder"),
+        ("emit",),
+        ("emit", "specs/gpt2.yaml", "-o"),
+        ("bench", "report", "--with"),
         ("bundle", "specs/gpt2.yaml", "-o"),
         ("wisdom", "export", "-o"),
         ("bench", "share", "-o"),
@@ -38,12 +43,10 @@ def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:
         ("tune", "1,4,6,4", "--report"),
     ],
 )
-def test_no_file_is_called_minus(command: tuple[str, ...], tmp_path: Path) -> None:
-    done = ksgen(*command, "-", cwd=tmp_path)
+def test_no_file_or_folder_is_called_minus_or_nothing(command: tuple[str, ...], name: str, tmp_path: Path) -> None:
+    done = ksgen(*command, name, cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert (
-        done.stderr.splitlines()[-1] == "ksgen: file -: accepted: the name of a file, such as ./- for a file called -"
-    )
+    assert f": {name!r}; accepted: the name of a file or folder, and ./- for one called - (" in done.stderr
 
 
 @pytest.mark.parametrize(
