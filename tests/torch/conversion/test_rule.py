@@ -32,10 +32,10 @@ exec(MAKE, names)
 dense = names["dense"]
 
 
-def converted() -> nn.Module:
+def converted(**options: Any) -> nn.Module:
     torch.manual_seed(0)
     model = dense()
-    convert(model, {"[0]": RuleEntry(SQUARE, 3)}, from_weights=False)
+    convert(model, {"[0]": RuleEntry(SQUARE, 3)}, from_weights=False, **options)
     convert(model, {"2.0": UP}, from_weights=False, backend="einsum", activation="gelu")
     return model
 
@@ -107,7 +107,8 @@ for kind in kinds:
 
 
 def test_a_fresh_process_gives_the_same_back(tmp_path: Path) -> None:
-    model, x, kinds = converted(), torch.randn(5, 24), ["whole", "state"]
+    # not "auto": two processes may time backends differently, whose last bits differ
+    model, x, kinds = converted(backend="einsum"), torch.randn(5, 24), ["whole", "state"]
     if find_spec("safetensors"):  # pip install -e '.[interop]'
         from safetensors.torch import save_model
 
