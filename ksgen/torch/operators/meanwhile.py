@@ -5,7 +5,7 @@ Kernels run only in the methods that callers pass. If `may_defer()` is False, ca
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from math import inf
 from time import monotonic, perf_counter
@@ -83,10 +83,13 @@ def unless_building(run: Callable[[], Result], replacement: Callable[[], Result]
 
 
 class _Ration:
-    """Token bucket of seconds for timing: `MOST_ADDED_S` at once, and `SHARE` of the time on average."""
+    """Token bucket of seconds for timing and preparation: `MOST_ADDED_S` at once, and `SHARE` of the time on average.
+
+    If one expense contains another, its seconds count once.
+    """
 
     def __init__(self) -> None:
-        self._left, self._at = MOST_ADDED_S, monotonic()
+        self._left, self._at, self._spent = MOST_ADDED_S, monotonic(), 0.0
 
     def left(self) -> float:
         if building.get():
@@ -95,12 +98,32 @@ class _Ration:
         self._left, self._at = min(MOST_ADDED_S, self._left + SHARE * (now - self._at)), now
         return self._left
 
-    def spend(self, seconds: float) -> None:
-        self._left = max(-MOST_ADDED_S, self._left - seconds)
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        begin, before = perf_counter(), self._spent
+        try:
+            yield
+        finally:
+            seconds = perf_counter() - begin - (self._spent - before)
+            self._spent += seconds
+            self._left = max(-MOST_ADDED_S, self._left - seconds)
 
 
 _ration = _Ration()
 _unsettled = 0  # products that PyTorch computed in place of kernels: a run that contains one is not timed
+
+
+def may_prepare() -> bool:
+    """Whether a call may prepare later ones: only with a full ration, unless it waits for its kernels anyway.
+
+    Preparing includes timing. Without time left for it, each call would prepare in vain.
+    """
+    return _ration.left() >= MOST_ADDED_S or not may_defer()
+
+
+def preparing() -> AbstractContextManager[None]:
+    """Count the time as added to a call."""
+    return _ration.spending()
 
 
 class MethodTrial:
@@ -191,16 +214,15 @@ class MethodTrial:
         # a full ration allows every run, since the expected time may be that of a disturbed run
         if expected > left and (may_compute or left < MOST_ADDED_S):
             return False
-        start, before = perf_counter(), _unsettled
+        before = _unsettled
         try:
-            self._run(name, methods[name])
+            with _ration.spending():
+                self._run(name, methods[name])
         except PendingError:
             self._pending[name] = now
             return False
         except (DeviceError, ToolchainError):
             pass
-        finally:
-            _ration.spend(perf_counter() - start)
         return before == _unsettled
 
     def _run(self, name: str, method: Method, computes: bool = False) -> Tensor:

@@ -37,7 +37,7 @@ from ksgen.torch.operators.choice import faster, has_kernels, job_of, launcher_o
 from ksgen.torch.operators.factors import Ties, factors_of, steps_of, tie_of, ties_of, views_of, whole_shapes
 from ksgen.torch.operators.frozen import derived_for
 from ksgen.torch.operators.launches import Calls, Launches
-from ksgen.torch.operators.meanwhile import by_kernels
+from ksgen.torch.operators.meanwhile import by_kernels, may_prepare, preparing
 from ksgen.torch.operators.products import finish
 
 BACKENDS = ("auto", "ksgen")  # backends with prepared calls
@@ -102,8 +102,8 @@ def state_of(
         states[key] = found = Unprepared()
         if not prepares_at_once:
             return found
-    if type(found) is Unprepared and found.is_due:
-        with awaited(layer._name(), REMEDY) if prepares_at_once else nullcontext():
+    if type(found) is Unprepared and found.is_due and may_prepare():
+        with preparing(), awaited(layer._name(), REMEDY) if prepares_at_once else nullcontext():
             states[key] = found = prepare()
     return found
 

@@ -391,6 +391,29 @@ def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
     assert trial.seconds == pytest.approx({"ksgen": 0.004, "strided": 0.005})
 
 
+def test_preparing_counts_as_added_time_and_needs_a_full_ration(
+    at: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's layers would otherwise prepare in vain in each call, if no time is left for timing."""
+    monkeypatch.setenv("KSGEN_COMPILE", "background")
+    layer, x, tries = KSLinear([(1, 8, 8, 1)]), torch.ones(1, 8), list[str]()
+    states: dict[Any, Any] = {}
+
+    def prepare() -> prepared.Unprepared:
+        tries.append("tried")
+        with meanwhile.preparing():  # what contains another expense counts once
+            at[0] += 0.02
+        return prepared.Unprepared()
+
+    for wait, count in [(0.0, 0), (0.0, 1), (0.0, 1), (0.07, 1), (0.02, 2), (0.0, 2)]:
+        at[0] += wait
+        prepared.state_of(states, "shape", 9, layer, x, prepare)
+        assert len(tries) == count, wait
+    monkeypatch.setenv("KSGEN_COMPILE", "wait")
+    prepared.state_of(states, "shape", 9, layer, x, prepare)
+    assert len(tries) == 3
+
+
 def test_a_short_run_is_timed_after_another_of_the_same_method(at: list[float]) -> None:
     """Right after another method's run, its data are in no cache, and threads of that method still spin."""
     runs: list[str] = []
