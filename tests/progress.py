@@ -98,6 +98,7 @@ class Progress:
         if self._terminal.isatty:
             self._terminal.rewrite("", erase=True)
         self._terminal.write_line(line)
+        self._terminal.flush()  # a log is otherwise written in blocks, and empty for minutes
 
 
 @pytest.hookimpl(trylast=True)  # behind the terminal reporter

@@ -29,11 +29,17 @@ class Terminal:
 
     def __init__(self, is_terminal: bool) -> None:
         self.isatty, self.stats, self.lines = is_terminal, {}, []  # type: ignore[var-annotated]
+        self._held: list[str] = []
 
     def write_line(self, line: str) -> None:
-        self.lines.append(line)
+        self._held.append(line)
+
+    def flush(self) -> None:
+        self.lines += self._held
+        self._held.clear()
 
     def rewrite(self, line: str, **_: Any) -> None:
+        self.flush()
         self.lines.append(f"\r{line}")
 
 
@@ -51,7 +57,9 @@ def progress_of(known: dict[str, float], seconds: dict[str, float], is_terminal:
                 nodeid=name, when=when, failed=name == "bad" and when == "call", duration=taken / 3
             )
             progress.pytest_runtest_logreport(report)
+    assert not terminal._held, "a log shows each line at once"
     progress.pytest_terminal_summary()
+    terminal.flush()
     assert kept[LAST_RUN] == pytest.approx(known | seconds, abs=1e-3)
     return terminal.lines
 
