@@ -64,7 +64,7 @@ class Flag:
 class Batch:
     """Batch size: a whole number from 1 up, or `any`, which is read as None."""
 
-    schema: ClassVar[Schema] = {"anyOf": [{"const": "any"}, {"type": "integer", "minimum": 1}]}
+    schema: ClassVar[Schema] = {"anyOf": [{"const": "any"}, {"type": "integer", "minimum": 1, "maximum": MOST_BYTES}]}
 
     def read(self, node: Node) -> int | None:
         if isinstance(node, Scalar) and node.text == "any":

@@ -47,7 +47,9 @@ def as_json(node: Node) -> Any:
         return {key: as_json(value) for key, value in node.pairs.items()}
     if node.is_plain and node.text in ("true", "false", "null", ""):
         return json.loads(node.text or "null")
-    return int(node.text) if node.is_plain and node.text.lstrip("-").isdecimal() else node.text
+    if not node.is_plain or not node.text.lstrip("-").isdecimal():
+        return node.text
+    return int(node.text) if len(node.text) < 400 else float(node.text)  # editors read 1e400 and more as infinity
 
 
 def is_accepted(text: str) -> bool:
