@@ -35,7 +35,7 @@ from ksgen.build.background import is_busy
 from ksgen.measure.trust import keep_freed_memory
 from ksgen.torch import KSLinear
 from ksgen.torch.operators import replay
-from ksgen.torch.operators.meanwhile import times_unsettled
+from ksgen.torch.operators.meanwhile import times_unsettled, waiting
 from ksgen.torch.operators.prepared import Prepared
 from ksgen.values import grouped
 
@@ -68,7 +68,7 @@ class FixedThreads:
 def layer_with(threads: int, pattern: Sequence[int], x: torch.Tensor) -> nn.Module:
     """Frozen layer whose calls at this shape use that many threads; 0: as many as it chooses."""
     layer = KSLinear([pattern], bias=False, backend="ksgen").eval().freeze()
-    with torch.no_grad():
+    with torch.no_grad(), waiting():
         for _ in range(WARM_UP if not threads else 2):  # the second call prepares
             layer(x)
     if threads:
