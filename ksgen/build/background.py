@@ -50,7 +50,7 @@ class _Background(Crew):
     """Jobs and worker threads of this process."""
 
     def __init__(self) -> None:
-        super().__init__(is_background=True)
+        super().__init__(is_background=True, is_urgent=lambda: bool(self.unfinished()))
         # unfinished jobs, those whose result is not fetched yet, and failed ones, whose error every caller gets
         self.jobs: dict[Hashable, BackgroundJob] = {}
         self.progress = object()  # replaced by a new object after each job
@@ -71,6 +71,11 @@ class _Background(Crew):
             job.error, job.traceback = error, error.__traceback__
         job.done.set()
         self.progress = object()
+
+    def unfinished(self) -> list[BackgroundJob]:
+        """Needed jobs that are not finished."""
+        with self.guard:
+            return [job for job in self.jobs.values() if job.is_needed and not job.done.is_set()]
 
     def drop(self, key: Hashable) -> None:
         with self.guard:
@@ -103,6 +108,14 @@ def deferred(policy: Callable[[], bool]) -> Iterator[None]:
 def pause_compilers() -> AbstractContextManager[None]:
     """Context of a computation, such as a call of a layer: suspends background compilers for most of its time."""
     return _background.children.calls
+
+
+def undisturbed(run: Callable[..., Result], *arguments: Any) -> Result:
+    """Result of a prepared call. Background compilers, if there are any, are suspended for most of its time."""
+    if not _background.children.are_running:
+        return run(*arguments)
+    with pause_compilers():
+        return run(*arguments)
 
 
 @contextmanager
@@ -163,8 +176,8 @@ def outcome(
     work is not repeated. Equal keys are for the same work. `what` names the work in warnings.
     `at_once` says that the work takes no time, because its slow part is already done. `imports` says that the work may
     import modules. `must_end` says that the process waits for the work before it exits, for at most `MOST_WAIT_S`
-    seconds. Work that is not `is_needed` only makes later calls faster: nothing waits for it, and times are measured
-    while it runs.
+    seconds. Work that is not `is_needed` only makes later calls faster: nothing waits for it, times are measured while
+    it runs, and its compilers run only in long pauses between calls.
     """
     if at_once:
         _background.drop(key)
@@ -214,8 +227,7 @@ def is_pending(since: object) -> bool:
 
 def unfinished() -> list[BackgroundJob]:
     """Needed jobs that the background has not finished."""
-    with _background.guard:
-        return [job for job in _background.jobs.values() if job.is_needed and not job.done.is_set()]
+    return _background.unfinished()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ refused, and keeps the source for the user.
 import hashlib
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -39,6 +40,7 @@ KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
 # `SHARED_S` of every `PERIOD_S` seconds. The state is checked every `POLL_S` seconds.
 PAUSE_S, SHARED_S, PERIOD_S, POLL_S = 0.003, 0.02, 0.1, 0.003
 LONG_S, LONG_PERIOD_S = 0.25, 1.0  # in a call that has taken `LONG_S` seconds, the period is `LONG_PERIOD_S`
+IDLE_S = 0.1  # in place of `PAUSE_S` if no job is needed; the period is `LONG_PERIOD_S` then, too
 # environment variables with further options of nvcc, hidden from children because cache keys do not contain them
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
@@ -81,9 +83,12 @@ class _Calls:
     reason is that PyTorch's threads wait for each other every few microseconds.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        """Create the context; `changed` is called when a call begins and no other one is running."""
-        self._changed, self._guard, self._running = changed, new_lock(), 0
+    def __init__(self, changed: Callable[[], None], is_urgent: Callable[[], bool]) -> None:
+        """Create the context; `changed` is called when a call begins and no other one is running.
+
+        `is_urgent` says whether calls need what the compilers build.
+        """
+        self._changed, self._is_urgent, self._guard, self._running = changed, is_urgent, new_lock(), 0
         self._began = self._ended = self._permitted = 0.0
 
     def __enter__(self) -> None:
@@ -91,7 +96,7 @@ class _Calls:
             self._running += 1
             if is_first := self._running == 1:
                 self._began = monotonic()
-                if self._began > self._ended + PAUSE_S:
+                if self._began > self._ended + self._pause_s():
                     self._permitted = self._began
         if is_first:
             self._changed()
@@ -106,16 +111,20 @@ class _Calls:
 
         They may if no call has run for `PAUSE_S` seconds; in shorter pauses, a model computes between the calls of its
         layers. If there is no such pause, they may run for a part of each period, which is smaller in a long call. The
-        part is never zero, because a call may wait for the compilers.
+        part is never zero, because a call may wait for the compilers. If calls need nothing of what is built, the pause
+        is longer and the part smaller.
         """
         with self._guard:
             now = monotonic()
-            if not self._running and now > self._ended + PAUSE_S:
+            if not self._running and now > self._ended + self._pause_s():
                 self._permitted = now
                 return True
             is_long = self._running and now > self._began + LONG_S
-            period = LONG_PERIOD_S if is_long else PERIOD_S
+            period = LONG_PERIOD_S if is_long or not self._is_urgent() else PERIOD_S
             return (now - self._permitted) % period > period - SHARED_S
+
+    def _pause_s(self) -> float:
+        return PAUSE_S if self._is_urgent() else IDLE_S
 
     def wait(self) -> None:
         """Wait until compilers may use the cores."""
@@ -129,12 +138,16 @@ class Children:
     Background compilers are suspended for most of the time in which calls compute.
     """
 
-    def __init__(self, is_background: bool = False) -> None:
-        self._is_background, self.calls = is_background, _Calls(self._follow_calls)
+    def __init__(self, is_background: bool = False, is_urgent: Callable[[], bool] = lambda: True) -> None:
+        self._is_background, self.calls = is_background, _Calls(self._follow_calls, is_urgent)
         self._running: dict[subprocess.Popen[str], int] = {}  # process group by child
         self._are_paused = False
         self._guard = new_lock()
         self.stopped = False
+
+    @property
+    def are_running(self) -> bool:
+        return bool(self._running)
 
     def run(self, command: Iterable[str], folder: str | None = None) -> Finished:
         """Run a command to its end or its time limit. If the wait is interrupted, the command ends too."""
@@ -172,12 +185,15 @@ class Children:
 
         Seconds in which it is suspended do not count.
         """
-        before = monotonic()
+        before, output = monotonic(), select.poll()  # `communicate` alone would take 0.2 ms each time
+        if child.stdout:
+            output.register(child.stdout, select.POLLIN)
         while seconds > 0:
             self._follow_calls()
             with suppress(subprocess.TimeoutExpired):
-                child.communicate(timeout=POLL_S)
-                break
+                if output.poll(1e3 * POLL_S):
+                    child.communicate(timeout=POLL_S)
+                    break
             now = monotonic()
             if not self._are_paused:
                 seconds -= now - before
@@ -207,8 +223,8 @@ class Crew:
     They are daemon threads, because a thread inside a library's own compiler must not delay an interrupted program.
     """
 
-    def __init__(self, is_background: bool = False) -> None:
-        self.children = Children(is_background)
+    def __init__(self, is_background: bool = False, is_urgent: Callable[[], bool] = lambda: True) -> None:
+        self.children = Children(is_background, is_urgent)
         self.guard = new_lock()
         self._todo: deque[Callable[[], None]] = deque()
         self._workers: list[threading.Thread] = []

@@ -172,18 +172,19 @@ def test_a_fork_waits_for_work_that_imports_modules() -> None:
 
 
 @pytest.fixture
-def ticking(own: background._Background, tmp_path: Path) -> Iterator[Callable[[], int]]:
-    """Provide a function that counts the steps of a background compiler, which takes one every 10 ms."""
+def ticking(own: background._Background, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[], int]]:
+    """Provide a function that counts the steps of a background compiler, which takes one every 10 ms.
+
+    A parameter False says that no call needs its result.
+    """
     steps = tmp_path / "steps"
     steps.touch()
-    runner = threading.Thread(
-        target=own.children.run, args=(("sh", "-c", f"while sleep 0.01; do echo >>'{steps}'; done"),)
-    )
-    runner.start()
+    compiler = partial(own.children.run, ("sh", "-c", f"while sleep 0.01; do echo >>'{steps}'; done"))
+    with deferred(lambda: True), pytest.raises(PendingError):
+        outcome("steps", "steps", compiler, is_needed=getattr(request, "param", True))
     until(lambda: steps.stat().st_size > 0)
     yield lambda: steps.stat().st_size
     own.children.stop()
-    runner.join()
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -232,18 +233,29 @@ def test_compilers_are_stopped_during_most_of_many_short_calls(
     """Calls with longer pauses leave them enough time."""
     monkeypatch.setattr(children, "SHARED_S", 0.005)
     monkeypatch.setattr(children, "PERIOD_S", 0.05)
-
-    def steps(call_s: float, pause_s: float) -> int:
-        before, end = ticking(), time.monotonic() + 1
-        while time.monotonic() < end:
-            with background.pause_compilers():
-                time.sleep(call_s)
-            time.sleep(pause_s)
-        return ticking() - before
-
+    steps = partial(steps_beside_calls, ticking)
     assert 2 * steps(0.0, 0.001) < steps(0.0, 0.02), "a model computes between the calls of its layers"
     monkeypatch.setattr(children, "PAUSE_S", 0.0)
     assert 2 * steps(0.004, 0.0) < steps(0.0, 0.004)
+
+
+def steps_beside_calls(ticking: Callable[[], int], call_s: float, pause_s: float) -> int:
+    before, end = ticking(), time.monotonic() + 1
+    while time.monotonic() < end:
+        with background.pause_compilers():
+            time.sleep(call_s)
+        time.sleep(pause_s)
+    return ticking() - before
+
+
+@pytest.mark.parametrize("ticking", [False], indirect=True)
+def test_compilers_run_only_in_long_pauses_if_no_call_needs_them(
+    ticking: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "LONG_PERIOD_S", 10**9)
+    assert not steps_beside_calls(ticking, 0.0, 0.02)
+    before = ticking()
+    until(lambda: ticking() > before + 3)
 
 
 def test_a_call_stops_compilers_at_once(ticking: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:

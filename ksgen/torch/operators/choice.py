@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ksgen.build.background import PendingError, deferred, outcome, pause_compilers
+from ksgen.build.background import PendingError, deferred, outcome, pause_compilers, undisturbed
 from ksgen.devices import device_for, find_device
 from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.families import family_named
@@ -205,7 +205,8 @@ def run_fastest(
     `timed` has runs of the same names that are timed in place of the methods.
     """
     key = job, torch.get_num_threads()
-    if not _is_timed(key, methods) and may_defer():
+    is_timed = _is_timed(key, methods)
+    if not is_timed and may_defer():
         trial = _trial(key, timed or methods)
         note_unsettled()
         with pause_compilers(), deferred(may_defer):
@@ -216,7 +217,8 @@ def run_fastest(
                 trial.go_on(timed)
         _settle(key, trial)
         return y
-    if (y := by_kernels(lambda: methods[faster(job, timed or methods)]())) is not None:
+    run = partial(by_kernels, lambda: methods[faster(job, timed or methods)]())
+    if (y := undisturbed(run) if is_timed else run()) is not None:  # untimed methods may wait for compilers
         return y
     with pause_compilers():
         return methods[meanwhile]()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from ksgen.build.background import awaited, is_pending, progress
+from ksgen.build.background import awaited, is_pending, progress, undisturbed
 from ksgen.devices.base import HUGE_BYTES, RefusedError, use_huge_pages
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families import MAP_ALIGNMENT
@@ -160,7 +160,7 @@ def _multiplied(layer: Any, x: Any, residual: Any, after: str) -> "tuple[Tensor 
 def unless_refused(run: Callable[..., Result], *arguments: Any) -> Result | None:
     """Result of a prepared call; None if the device refuses a launch: the usual path then takes another kernel."""
     try:
-        return run(*arguments)
+        return undisturbed(run, *arguments)
     except RefusedError:
         return None
 

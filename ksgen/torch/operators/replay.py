@@ -297,7 +297,7 @@ def _extension(at_once: bool = False, is_new: bool = False) -> Any:
         binary = default_caches().get(_request(), compiler) if _attempts == 1 else None
         if binary is None and (at_once or _attempts * APART >= OFTEN):
             with deferred(lambda: not at_once):
-                # prepared calls do not wait for this compiler, which continuous calls suspend for minutes
+                # continuous calls suspend this compiler nearly always
                 binary = outcome(_request(), "the extension that repeats calls of layers", _build, is_needed=False)
         if binary is not None:
             _is_early = _attempts == 1 or at_once

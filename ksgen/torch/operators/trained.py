@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ksgen.build.background import progress
+from ksgen.build.background import progress, undisturbed
 from ksgen.errors import DeviceError, KsgenError, PatternError, ToolchainError
 from ksgen.launch.checks import y_shape
 from ksgen.launch.memory import new_tensor
@@ -58,7 +58,7 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     parameters = prepared.parameters_of(layer, x, True)
     if parameters is None or (call := _step_of(layer, x, residual, parameters)) is None:
         return None
-    y = None if call.step is _by_the_usual_path else call.step(layer, x, residual, *parameters)
+    y = None if call.step is _by_the_usual_path else undisturbed(call.step, layer, x, residual, *parameters)
     if seen is not None and (kernels := call.kernels) is not None:
         wanted = [each is not None and each.requires_grad for each in (x, *parameters[1:])]
         usual = None if call.is_by_kernels else lambda x, *own: call.step(layer, x, residual, *own)
@@ -80,7 +80,7 @@ def multiply_by(make_layer: Callable[[], Any], x: Any, weights: Tensor) -> Tenso
     call = _step_of(layer, x, None, parameters)
     if call is None or call.step is _by_the_usual_path:
         return None
-    return call.step(layer, x, None, *parameters)
+    return undisturbed(call.step, layer, x, None, *parameters)
 
 
 def _is_plain_step(x: Any, residual: Any = None) -> bool:
@@ -389,7 +389,8 @@ class _TrainedProduct(torch.autograd.Function):
             of_bias = gradient.new_empty(gradient.shape[features]) if trained.sums_bias else None
             digits, axes = trained.order
             in_order = (gradient.reshape(digits).permute(axes) if axes else gradient).contiguous()
-            trained.launches[1].run(_addresses([*inputs, *weights, in_order, *of_weights, of_x, of_bias]), in_order)
+            addresses = _addresses([*inputs, *weights, in_order, *of_weights, of_x, of_bias])
+            undisturbed(trained.launches[1].run, addresses, in_order)
         if wants_bias and of_bias is None:
             of_bias = gradient.sum(1 - features)
         return None, of_x, of_bias, of_residual, *of_weights

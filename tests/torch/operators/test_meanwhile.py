@@ -4,6 +4,7 @@ kernels.
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
+from ksgen.build import background, children  # noqa: E402
 from ksgen.build.background import PendingError  # noqa: E402
 from ksgen.errors import ToolchainError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
-from ksgen.torch.operators import choice, meanwhile, prepared, trained  # noqa: E402
+from ksgen.torch.operators import choice, meanwhile, prepared, replay, trained  # noqa: E402
 from tests.support.gated import run_gated  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes of POSIX")
@@ -524,3 +526,30 @@ def test_nothing_is_timed_while_the_background_is_busy(at: list[float], monkeypa
     monkeypatch.setattr(meanwhile, "is_busy", lambda: False)
     while not trial.is_settled():
         trial.compute(ways, "strided")
+
+
+@pytest.mark.parametrize("call", ["unfrozen", "frozen", "group", "step", "timed"])
+def test_each_call_suspends_compilers(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepared calls, both passes of a training step, and calls of the usual path whose methods are timed."""
+    if call == "timed":
+        monkeypatch.setattr(prepared, "may_prepare", lambda: False)
+    monkeypatch.setattr(replay, "_extension", lambda *_, **__: None)
+    layers: Any = [KSLinear([(1, 6, 4, 2), (2, 3, 6, 1)]).eval() for _ in range(2)]
+    layer = KSLinear.group([each.freeze() for each in layers]) if call == "group" else layers[0]
+    if call == "frozen":
+        layer.freeze()
+    x = torch.randn(7 if call == "timed" else 5, 8, requires_grad=call == "step")  # equal layers share prepared calls
+
+    def run() -> None:
+        with torch.set_grad_enabled(call == "step"):
+            y = layer(x)
+        if call == "step":
+            y.sum().backward()
+
+    for _ in range(4):
+        run()
+    entered = list[bool]()
+    monkeypatch.setattr(children.Children, "are_running", property(lambda _: True))
+    monkeypatch.setattr(background, "pause_compilers", lambda: nullcontext(entered.append(True)))
+    run()
+    assert len(entered) == (2 if call == "step" else 1)
