@@ -24,7 +24,7 @@ ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
 LONG_ROUNDS = 2  # rounds of timing if one round takes longer than the ration
 MOST_ROUNDS, LONG_S = 100, 1e-2  # timing ends after so many rounds, or after ROUNDS that took so many seconds together
 WARM_S = 2e-3  # seconds: a method whose last run was shorter runs once more before it is timed
-MOST_ADDED_S = 0.03  # most seconds that timing adds at once, to one call or to calls in quick succession
+MOST_ADDED_S = 0.025  # most seconds that timing adds at once, to one call or to calls in quick succession
 SHARE = 0.2  # largest share of the time that timing takes on average
 
 # True while `build` runs: calls request their missing kernels, and methods are timed without the ration
