@@ -176,8 +176,8 @@ def outcome(
     work is not repeated. Equal keys are for the same work. `what` names the work in warnings.
     `at_once` says that the work takes no time, because its slow part is already done. `imports` says that the work may
     import modules. `must_end` says that the process waits for the work before it exits, for at most `MOST_WAIT_S`
-    seconds. Work that is not `is_needed` only makes later calls faster: nothing waits for it, times are measured while
-    it runs, and its compilers run only in long pauses between calls.
+    seconds. Work that is not `is_needed` only makes later calls faster. Nothing waits for it, and times are measured
+    while it runs. Its compilers run only in long pauses between calls.
     """
     if at_once:
         _background.drop(key)

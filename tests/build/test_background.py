@@ -233,13 +233,13 @@ def test_compilers_are_stopped_during_most_of_many_short_calls(
     """Calls with longer pauses leave them enough time."""
     monkeypatch.setattr(children, "SHARED_S", 0.005)
     monkeypatch.setattr(children, "PERIOD_S", 0.05)
-    steps = partial(steps_beside_calls, ticking)
+    steps = partial(steps_during_calls, ticking)
     assert 2 * steps(0.0, 0.001) < steps(0.0, 0.02), "a model computes between the calls of its layers"
     monkeypatch.setattr(children, "PAUSE_S", 0.0)
     assert 2 * steps(0.004, 0.0) < steps(0.0, 0.004)
 
 
-def steps_beside_calls(ticking: Callable[[], int], call_s: float, pause_s: float) -> int:
+def steps_during_calls(ticking: Callable[[], int], call_s: float, pause_s: float) -> int:
     before, end = ticking(), time.monotonic() + 1
     while time.monotonic() < end:
         with background.pause_compilers():
@@ -253,7 +253,7 @@ def test_compilers_run_only_in_long_pauses_if_no_call_needs_them(
     ticking: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "LONG_PERIOD_S", 10**9)
-    assert not steps_beside_calls(ticking, 0.0, 0.02)
+    assert not steps_during_calls(ticking, 0.0, 0.02)
     before = ticking()
     until(lambda: ticking() > before + 3)
 
