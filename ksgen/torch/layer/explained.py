@@ -50,7 +50,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
     if split is not None:
         lines.insert(0, split.explain(batch, first.element_size(), has_bias))
     elif processes > 1:
-        lines += explain_splits(chain, processes, batch, first.element_size(), has_bias)
+        lines += explain_splits(layer, processes, batch)
     return "\n".join(lines)
 
 

@@ -7,8 +7,11 @@ split.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
-from ksgen.errors import PatternError
+from torch.nn.utils import parametrize
+
+from ksgen.errors import KsgenError, LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.values import counted, spanned
 
@@ -159,12 +162,26 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
     )
 
 
-def explain(chain: Chain, processes: int, batch: int, item_bytes: int, has_bias: bool) -> Iterator[str]:
-    """Describe how each style would split a chain, or why the style cannot."""
+def split_layer(name: str, layer: Any, processes: int, given: str = "", asked: str = "") -> Split:
+    """Split a layer as `split` does; `LaunchError` if its options or ties exclude that."""
+    title = layer._name()
+    if parametrize.is_parametrized(layer.weights):
+        raise LaunchError(f"{name}: {title} has parametrized weights, such as tied ones; accepted: plain ones")
+    layer._refuse_out_layout(f"a layer that {name} splits")
+    found = split(name, layer.chain, processes, given, asked)
+    if layer.between != "none" and found.sums_intermediates:
+        where = f"between={layer.between!r} comes before the sum over processes"
+        raise LaunchError(f"{name}: {title}: {where}; accepted: KSBlockwise or KSColwise, or a layer without it")
+    return found
+
+
+def explain(layer: Any, processes: int, batch: int) -> Iterator[str]:
+    """Describe how each style would split a layer, or why the style cannot."""
+    item_bytes, has_bias = layer.weights[0].element_size(), layer.bias is not None
     for name in STYLES:
         try:
-            yield split(name, chain, processes).explain(batch, item_bytes, has_bias)
-        except PatternError as error:
+            yield split_layer(name, layer, processes).explain(batch, item_bytes, has_bias)
+        except KsgenError as error:
             yield f"not {error}"
 
 

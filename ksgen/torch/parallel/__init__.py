@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
-from torch.nn.utils import parametrize
 
 from ksgen.errors import LaunchError
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import KSLinear
-from ksgen.torch.layer.splits import FEATURES, ROWS, STYLES, SUMS, WHOLE, Split, split
+from ksgen.torch.layer.splits import FEATURES, ROWS, STYLES, SUMS, WHOLE, Split, split_layer
 from ksgen.torch.operators.checks import check_activation
 from ksgen.torch.operators.ops import autocast
 from ksgen.torch.operators.products import finish
@@ -64,25 +63,15 @@ class _KSParallel(ParallelStyle):
             raise LaunchError(
                 f"{name}: {layer._name()} is sharded already; accepted: plain weights, to which fully_shard comes later"
             )
-        if parametrize.is_parametrized(layer.weights):
-            raise LaunchError(
-                f"{name}: {layer._name()} has parametrized weights, such as tied ones; accepted: plain ones"
-            )
-        layer._refuse_out_layout(f"a layer that {name} splits")
         if mesh.ndim != 1:
             raise LaunchError(f"{name}: a mesh of {mesh.ndim} dimensions; accepted: one dimension, such as mesh['tp']")
         features = Shard(-1 if layer.layout == "bsf" else 0)
         style = STYLES[name]
         of_x = self.input_layouts or (Replicate() if style.takes == WHOLE else features)
         of_y = self.output_layouts or (Replicate() if style.gives == SUMS else features)
-        chain_split = split(
-            name, layer.chain, mesh.size(), _placement_name(of_x, layer.layout), _placement_name(of_y, layer.layout)
+        chain_split = split_layer(
+            name, layer, mesh.size(), _placement_name(of_x, layer.layout), _placement_name(of_y, layer.layout)
         )
-        if layer.between != "none" and chain_split.sums_intermediates:
-            where = f"between={layer.between!r} comes before the sum over processes"
-            raise LaunchError(
-                f"{name}: {layer._name()}: {where}; accepted: KSBlockwise or KSColwise, or a layer without it"
-            )
         layer.thaw()
         for number, (axis, weights) in enumerate(zip(chain_split.axes, list(layer.weights), strict=True)):
             layer.weights[number] = self._distributed(weights, mesh, Replicate() if axis is None else Shard(axis))

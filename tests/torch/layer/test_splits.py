@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
+from ksgen import structures
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.torch import KSLinear
@@ -148,3 +149,18 @@ def test_a_layer_explains_how_it_could_be_split() -> None:
     for count in (0, 1.5, "2"):
         with pytest.raises(SpecError, match="accepted: a whole number from 1 up"):
             layer.explain(processes=count)  # type: ignore[arg-type]
+
+
+def test_a_layer_explains_that_a_style_refuses_it() -> None:
+    tied = KSLinear.from_structure(structures.kronecker(64, 32, blocks=(4, 8)))
+    *_, blocks, columns, rows = tied.explain(10, processes=2).splitlines()
+    for name, line in (("KSBlockwise", blocks), ("KSColwise", columns), ("KSRowwise", rows)):
+        assert line.startswith(f"not {name}: KSLinear(")
+        assert "has parametrized weights, such as tied ones" in line
+    *_, columns, rows = KSLinear(UP, out_layout="bsl").explain(10, processes=2).splitlines()
+    assert "out_layout='bsl' of a layer that KSColwise splits" in columns
+    assert "out_layout='bsl' of a layer that KSRowwise splits" in rows
+    *_, columns, rows = KSLinear(UP.transpose, between="relu").explain(10, processes=2).splitlines()
+    assert columns.startswith("KSColwise over 2 processes")
+    assert rows.startswith("not KSRowwise")
+    assert "between='relu' comes before the sum over processes" in rows
