@@ -214,7 +214,7 @@ def train(is_sharded: bool) -> None:
             fsdp.fully_shard(part, mesh=mesh["data"])
     else:
         model = split_over(mesh)
-    optimizers = [torch.optim.AdamW(each.parameters(), 0.05) for each in (model, alone)]
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.05, eps=EPS) for each in (model, alone)]
     for number in range(3):
         found, expected = (
             step(model, optimizers[0], number, rows),
