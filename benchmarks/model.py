@@ -43,7 +43,7 @@ from ksgen.families import Limits, cuda_limits, families_for, family_for, family
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Geometry, Modelled, Work
 from ksgen.families.chains import factor_kernels
-from ksgen.families.expected import LARGE, Prediction, Speed, default_us, gpu_us, prediction, speed_of
+from ksgen.families.expected import LARGE, LAUNCH_US, Prediction, Speed, default_us, gpu_us, prediction, speed_of
 from ksgen.families.gpus import gpu_of
 from ksgen.families.tiles import WARP, Constants
 from ksgen.families.traffic import SECTOR
@@ -82,6 +82,7 @@ class Expected:
 
     family: str
     share: float  # ratio of the floor, for the fastest instructions of any family, to the default's time
+    launched: float  # the same, if the cost of one launch is part of the floor
     over_best: float  # ratio to the fastest of the families' defaults
 
 
@@ -95,7 +96,8 @@ def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool)
         products = kernel.arithmetic.products if constants.on_tensor_cores else 1
         floors.append(max(kernel.bytes(batch) / speed.bytes_per_s, products * kernel.flops(batch) / speed.flops_per_s))
     chosen = family_for(kernel, limits, batch, all_families=all_families).name
-    return Expected(chosen, 1e6 * min(floors) / us[chosen], us[chosen] / min(us.values()))
+    floor_us = 1e6 * min(floors)
+    return Expected(chosen, floor_us / us[chosen], (floor_us + LAUNCH_US) / us[chosen], us[chosen] / min(us.values()))
 
 
 @main.command("defaults")
@@ -105,12 +107,12 @@ def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool)
 )
 @click.option("--batch", type=click.IntRange(min=1), default=LARGE, show_default=True)
 def defaults(patterns: int, targets: tuple[str, ...], batch: int) -> None:
-    """Print medians and minima of the defaults' shares of the floor.
+    """Print medians and minima of the defaults' shares of the floor, and of the floor with the cost of one launch.
 
     Another column is the largest ratio of the chosen default's time to that of the fastest family's default. The last
     one counts the chosen families. On Hopper, all families are printed too.
     """
-    click.echo(f"{'target':<18} {'precision':<9} layout  median  min  over best  families")
+    click.echo(f"{'target':<18} {'precision':<9} layout  median  min  with launch  min  over best  families")
     for target in targets or TARGETS:
         limits = cuda_limits(target)
         precisions = ("float32", "float16", "tf32", "tf32x3", "fp16x3")
@@ -118,10 +120,12 @@ def defaults(patterns: int, targets: tuple[str, ...], batch: int) -> None:
             kernels = [KernelSpec(pattern, precision, layout) for pattern in stratified(patterns)]
             found = [expected(kernel, limits, batch, all_families) for kernel in kernels]
             shares, over = [each.share for each in found], max(each.over_best for each in found)
+            launched = [each.launched for each in found]
             families = Counter(each.family for each in found).most_common()
             named = f"{target}{' with wgmma' if all_families else ''}"
             click.echo(
-                f"{named:<18} {precision:<9} {layout:<6} {median(shares):7.2f} {min(shares):5.2f} {over:9.2f}  "
+                f"{named:<18} {precision:<9} {layout:<6} {median(shares):7.2f} {min(shares):5.2f} "
+                f"{median(launched):11.2f} {min(launched):5.2f} {over:9.2f}  "
                 + ", ".join(f"{family} {count}" for family, count in families)
             )
 

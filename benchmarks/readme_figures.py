@@ -27,7 +27,7 @@ from ksgen.bench.chains import MeasuredLayer, structured
 from ksgen.bench.comparison import Duel, Results, comparisons
 from ksgen.bench.payoff import LEAST_GAIN, LEAST_KINDS, LEAST_PATTERNS, Judged, by_density, conversions, judge
 from ksgen.bench.report import machine_of, picture
-from ksgen.bench.roster import AND, EVERYONE, LAYER, OTHERS, OURS, STEP_TITLES, STEPS_OF_LAYERS
+from ksgen.bench.roster import AND, EVERYONE, FORWARD, LAYER, OTHERS, OURS, STEP_TITLES, STEPS_OF_LAYERS
 from ksgen.bench.rows import ResultRow, kinds_of, read_rows
 from ksgen.bench.tables import NONE, ResultTable, layers_by_kind, markdown, number, percent, spread, times
 from ksgen.devices.base import PROCESSOR_RUNTIMES
@@ -354,15 +354,23 @@ def _correlations(each_kind: Sequence[Sequence[Judged]], rule: str) -> str:
 
 
 def _when(rows: Sequence[ResultRow]) -> str:
-    """Date and commit of the rows; per precision and batch if they differ."""
-    found: dict[str, list[str]] = {}
+    """Date and commit of the rows; per step, precision and batch if they differ."""
+    found: dict[str, dict[str, dict[str, None]]] = {}
     for row in rows:
-        known = found.setdefault(f"{row.date}, commit {row.commit[:12] or 'unknown'}", [])
-        if (named := f"{row.precision} at batch {row.batch}") not in known:
-            known.append(named)
+        named = f"{row.precision}{'' if row.step == FORWARD else f' in {row.step}'}"
+        of_date = found.setdefault(f"{row.date}, commit {row.commit[:12] or 'unknown'}", {})
+        of_date.setdefault(named, {})[str(row.batch)] = None
     if len(found) == 1:
         return next(iter(found))
-    return ". ".join(f"{', '.join(names)}: {when}" for when, names in found.items())
+    return ". ".join(f"{_measured_at(batches)}: {when}" for when, batches in found.items())
+
+
+def _measured_at(batches: Mapping[str, Mapping[str, None]]) -> str:
+    """Precisions and steps, those with equal batches together."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for named, each in batches.items():
+        alike.setdefault(tuple(each), []).append(named)
+    return "; ".join(f"{AND.join(names)} at batch {', '.join(each)}" for each, names in alike.items())
 
 
 def updated(path: Path, shown: str) -> str:
