@@ -28,7 +28,9 @@ def dtype_of(precision: str) -> Any:
 
 
 def draw(*shape: int, precision: str = "float32") -> Any:
-    return RANDOM.standard_normal(shape, np.float32).astype(dtype_of(precision))
+    dtype = dtype_of(precision)
+    drawn = RANDOM.standard_normal(shape, np.float32).astype(dtype)
+    return drawn + 1j * RANDOM.standard_normal(shape, np.float32).astype(dtype) if dtype.kind == "c" else drawn
 
 
 def inputs(precision: str = "float32", layout: str = "bsf", batch: int = BATCH) -> tuple[Any, Any]:
@@ -39,7 +41,7 @@ def inputs(precision: str = "float32", layout: str = "bsf", batch: int = BATCH) 
 def check(y: Any, x: Any, weights: Any, layout: str = "bsf", precision: str = "float32", **epilogue: Any) -> None:
     truth = reference.multiply(Pattern(*weights.shape), x, weights, layout, **epilogue)
     assert y.shape == truth.shape
-    error = np.linalg.norm(np.asarray(y).astype(np.float64) - truth) / np.linalg.norm(truth)
+    error = np.linalg.norm(np.asarray(y).astype(truth.dtype) - truth) / np.linalg.norm(truth)
     assert error <= 2 * tolerance(precision, weights.shape[2]), error
 
 

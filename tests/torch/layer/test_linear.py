@@ -317,9 +317,9 @@ def test_options_are_given_by_name() -> None:
         KSLinear(*CHAIN)  # type: ignore[arg-type]
     kinds = inspect.signature(KSLinear).parameters
     assert [name for name, each in kinds.items() if each.kind == each.POSITIONAL_OR_KEYWORD] == ["patterns", "bias"]
-    advanced = (KSLinear.__doc__ or "").partition("Advanced:")[2].partition("Raises:")[0]
+    advanced = (inspect.getdoc(KSLinear) or "").partition("Advanced:")[2].partition("Raises:")[0]
     for name in ("between", "layout", "out_layout", "backend", "fuse", "intermediates"):
-        assert f"\n        {name}: " in advanced
+        assert f"\n    {name}: " in advanced
 
 
 def test_types_say_what_is_returned() -> None:
