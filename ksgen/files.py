@@ -107,13 +107,23 @@ def _followed(path: Path) -> Path:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
-def check_writable(path: Path) -> None:
-    """Raise `KsgenError` if no file can be written there. Call it before the work whose result goes into the file."""
+def check_writable(path: Path, *inputs: Path | None) -> None:
+    """Raise `KsgenError` if no file can be written there, or if it is one of the command's input files.
+
+    Call it before the work whose result goes into the file.
+    """
+    check_is_no_input(path, *inputs)
     is_stream = path.exists() and not path.is_file() and not path.is_dir()
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if is_stream else path.parent, os.W_OK):
         raise KsgenError(
             f"{shown(path)}: no file can be written there; choose an existing folder that you can write to"
         )
+
+
+def check_is_no_input(path: Path, *inputs: Path | None) -> None:
+    """Raise `KsgenError` if a file to write is one of the command's input files."""
+    if any(each and os.path.isfile(path) and os.path.isfile(each) and path.samefile(each) for each in inputs):
+        raise KsgenError(f"{shown(path)}: it is an input of this command; choose another file to write")
 
 
 @contextmanager

@@ -137,6 +137,18 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
             check_writable(path)
 
 
+def test_an_input_is_no_place_for_an_output(tmp_path: Path) -> None:
+    file, link = tmp_path / "spec.yaml", tmp_path / "link"
+    file.write_text("old")
+    link.symlink_to(file)
+    check_writable(tmp_path / "new", None, file, tmp_path / "none")
+    check_writable(Path("/dev/null"), Path("/dev/null"))  # as standard input and output, which a terminal shares
+    for path in (file, link):
+        with pytest.raises(KsgenError) as caught:
+            check_writable(path, tmp_path / "none", file)
+        assert str(caught.value) == f"{path}: it is an input of this command; choose another file to write"
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of two contenders, without a measurement."""

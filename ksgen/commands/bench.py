@@ -9,7 +9,7 @@ from ksgen.bench.roster import OTHERS, OURS
 from ksgen.commands import bench_common, bench_layers, bench_models, bench_table
 from ksgen.commands.bench_common import Selection
 from ksgen.commands.common import PATH, REPLACED, NamedPath, file_option, json_option, number_option
-from ksgen.files import write
+from ksgen.files import check_is_no_input, write
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 
@@ -163,6 +163,9 @@ def report(
     from ksgen.bench.rows import read_rows
     from ksgen.bench.tables import tables_of
 
+    for path in (output, markdown, svg):
+        if path:
+            check_is_no_input(path, file, *model_files)
     rows, tables = read_rows(file), [table for path in model_files for table in tables_of(path)]
     machine = pages.machine_of(file)
     is_printed = "-" in map(str, (markdown, output))

@@ -327,6 +327,17 @@ def check_torch(needed_for: str, extra: str = "bench") -> None:
         raise KsgenError(f"{needed_for} needs torch: {install_line(extra)}")
 
 
+@contextmanager
+def memory_for(*batches: int) -> Iterator[None]:
+    """Raise `MemoryError` that names the batch sizes, if PyTorch has too little memory in the block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" in str(error):
+            raise MemoryError(f"--batch {','.join(map(str, batches))}: {str(error).splitlines()[0]}") from error
+        raise
+
+
 def patterns_named(
     named: str | None, subset: int | None, most_d: int | None = None, most_weights: float | None = None
 ) -> list[Pattern]:

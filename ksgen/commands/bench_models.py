@@ -1,7 +1,6 @@
 """`ksgen bench model` and `ksgen bench share`: whole models, and the share of their linear layers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 
 from ksgen import __version__
 from ksgen.bench.roster import LAYERS, MODELS, STEP_TITLES
-from ksgen.commands.bench_common import check_torch, print_table, words_in, words_option
+from ksgen.commands.bench_common import check_torch, memory_for, print_table, words_in, words_option
 from ksgen.commands.common import file_option, json_option, json_text, print_json, progress, sized_option, warn_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
@@ -133,7 +132,7 @@ def _job(
 def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
     from ksgen.bench.model import measure, modules_of
 
-    with _memory_for(job.batch), progress() as bar:
+    with memory_for(job.batch), progress() as bar:
         task = bar.add_task(
             "timing",
             total=len(job.precisions) * len(job.steps) * len(modules_of(job)) * len(job.layouts) * len(job.backends),
@@ -145,17 +144,6 @@ def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
                 bar.update(task, advance=1, now=f"{row.precision} {row.step} {row.module}")
         except NotImplementedError as error:
             raise DeviceError(f"PyTorch on {job.device}: {error}; choose another --backend or --precision") from error
-
-
-@contextmanager
-def _memory_for(batch: int) -> Iterator[None]:
-    """Raise `MemoryError` that names the batch size, if PyTorch has too little memory in the block."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "memory" in str(error):
-            raise MemoryError(f"--batch {batch}: {str(error).splitlines()[0]}") from error
-        raise
 
 
 def _report(job: "ModelJob", rows: list["ModelRow"]) -> dict[str, Any]:
@@ -215,7 +203,7 @@ def share_command(
     rounds = repeats or (SHARE_GPU_REPEATS if on_gpu else SHARE_CPU_REPEATS)
     warn_if_busy()
     usual = SHARE_MODELS if on_gpu else SHARE_MODELS[:1]
-    with _memory_for(images):
+    with memory_for(images):
         shares = list(measure_shares(models or usual, precisions, where, images, rounds))
     device = torch.cuda.get_device_name() if on_gpu else "a processor"
     content = {"device": device, "batch": images, "repeats": rounds, "shares": list(map(asdict, shares))}

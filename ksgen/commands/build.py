@@ -103,7 +103,7 @@ def bundle(spec: Path, arch: str, output: Path | None, device_name: tuple[str, .
     """
     loaded = load(common.find_spec(spec))
     path = output or Path(f"{loaded.name}.ksb")
-    check_writable(path)
+    check_writable(path, spec)
     compiled, helpers = compile_all(loaded, arch, [None, *device_name])
     wisdom = {file_name(name): dump(name, load_wisdom(name, strict=True)).encode() for name in device_name}
     binaries = [*((job.request, job.binary) for job in compiled), *helpers]

@@ -14,7 +14,7 @@ import click
 
 from ksgen.bench.roster import MODELS
 from ksgen.commands import common
-from ksgen.commands.bench_common import check_torch
+from ksgen.commands.bench_common import check_torch, memory_for
 from ksgen.commands.bench_models import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS, PRECISIONS
 from ksgen.commands.common import ACTIVATION, ReadBy
 from ksgen.commands.layers import Layer, Wanted, epilogue_of, takes_layers, takes_wanted
@@ -123,7 +123,7 @@ def command(
     if model:
         _check_model(model, precision)
     if report:
-        check_writable(report)
+        check_writable(report, *specs)
     if kernels or model:  # making a passport alone times nothing
         common.warn_if_busy()
     passport = make_passport(device, fresh)
@@ -271,13 +271,15 @@ def _jobs_of_model(
     make_sparse(model, rule(name), from_weights=False)
     model = model.to(getattr(torch, precision))
     sizes = batches or (GPU_SEQUENCES if where.kind == "cuda" else CPU_SEQUENCES,)
-    inputs = [model.random_inputs(size, GPU_TOKENS if where.kind == "cuda" else CPU_TOKENS) for size in sizes]
+    with memory_for(*sizes):
+        inputs = [model.random_inputs(size, GPU_TOKENS if where.kind == "cuda" else CPU_TOKENS) for size in sizes]
 
     def call() -> None:
-        for each in inputs:
-            build_calls(model.train(), each)
-            freeze(model.eval())
-            build_calls(model, each)
+        with memory_for(*sizes):
+            for each in inputs:
+                build_calls(model.train(), each)
+                freeze(model.eval())
+                build_calls(model, each)
 
     click.echo(f"compiling the defaults of {name}", err=True)
     return list(jobs_of(call).get(where, ())), partial(settle, call)

@@ -12,7 +12,7 @@ from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
 from ksgen.errors import PatternError, SpecError
 from ksgen.families import Limits, cuda_limits, family_for, family_named, faster_family
 from ksgen.families.gpus import TYPICAL
-from ksgen.files import write
+from ksgen.files import check_is_no_input, write
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec, load
 from ksgen.spec.kernel import pattern_as_list
@@ -74,6 +74,7 @@ def command(
     described = [_describe(each, batch, device) | (_faster(each, batch) if is_alone else {}) for each in kernels]
     of_layers = {name: _describe_layer(each, batch, device) for name, each in layers.items()}
     if png:
+        check_is_no_input(png, spec)
         _draw(patterns, png)
     if as_json:
         common.print_json({"patterns": described, "layers": of_layers})

@@ -92,7 +92,7 @@ def command(
     if noise and (given := [name for name, value in of_search.items() if value]):
         raise SpecError(f"{', '.join(given)} with --noise, which searches nothing; accepted: one of the two")
     if report:
-        check_report(report)
+        check_report(report, spec)
     options = SearchOptions(parse_budget(budget), strategy, family, fresh)
     with closing(open_engine(device, scheduler)) as engine, closing(TrialStore()) as store:
         rows = batch or default_batch(engine.facts.limits)

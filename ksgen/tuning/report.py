@@ -235,10 +235,10 @@ def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial]
     write(path, page(trials, winners))
 
 
-def check_report(path: Path) -> None:
-    """Raise `KsgenError` before a search if its report could not be written afterwards."""
+def check_report(path: Path, spec: Path | None = None) -> None:
+    """Raise `KsgenError` before a search if its report could not be written afterwards, or would replace the spec."""
     svg.check_matplotlib(figures.EXTRA)
-    check_writable(path)
+    check_writable(path, spec)
 
 
 def page(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> str:

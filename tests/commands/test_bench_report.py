@@ -85,3 +85,13 @@ def test_the_page_is_of_the_file_that_bench_paper_writes_unless_named(
     monkeypatch.chdir(tmp_path)
     done = invoke()
     assert str(done.exception) == "paper.jsonl: cannot be read (No such file or directory)"
+
+
+@pytest.mark.parametrize("option", ["-o", "--markdown", "--svg"])
+def test_a_report_does_not_replace_its_results(option: str, tmp_path: Path, rows: list[ResultRow]) -> None:
+    file = tmp_path / "h200.csv"
+    write_csv(rows, file)
+    before = file.read_bytes()
+    done = invoke(str(file), option, str(file))
+    assert str(done.exception) == f"{file}: it is an input of this command; choose another file to write"
+    assert file.read_bytes() == before

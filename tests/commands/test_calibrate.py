@@ -329,6 +329,29 @@ def test_a_model_is_built_on_the_gpu_whose_kernels_are_tried(home: Path, monkeyp
     assert built_on == ["cuda:1"]
 
 
+@pytest.mark.libraries
+def test_a_batch_of_a_model_that_does_not_fit_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library("torch")
+
+    def random_inputs(*_: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried\nframe #0")
+
+    monkeypatch.setattr("ksgen.bench.models.VisionTransformer.random_inputs", random_inputs)
+    done = calibrate("--model", "vit-s16", "--batch", "7,100000000", "--device", "native")
+    assert isinstance(done.exception, MemoryError)
+    assert str(done.exception).startswith("--batch 7,100000000: [enforce fail]")
+
+
+@pytest.mark.parametrize("command_line", [("calibrate",), ("tune", "--spec"), ("bundle",)], ids=" ".join)
+def test_no_command_replaces_its_spec(command_line: tuple[str, ...], home: Path) -> None:
+    spec = home / "one.yaml"
+    spec.write_text("kernels: [[1, 24, 16, 2]]\n")
+    written = "-o" if command_line == ("bundle",) else "--report"
+    done = CliRunner().invoke(cli, [*command_line, str(spec), written, str(spec)])
+    assert str(done.exception) == f"{spec}: it is an input of this command; choose another file to write"
+    assert spec.read_text() == "kernels: [[1, 24, 16, 2]]\n"
+
+
 def test_a_passport_alone_tells_nothing_of_times(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.common, "warn_if_busy", lambda: click.echo("busy", err=True))
     assert calibrate().stderr == ""

@@ -230,3 +230,11 @@ def test_a_family_that_is_expected_to_be_faster_is_shown_of_a_pattern_alone(monk
     assert (facts["by_device"][target], target, found["family"]) == ("mma", "sm_90a", "wgmma")
     assert f"wgmma expected {found['factor']:.2f} times as fast" in run(*asked, COLUMNS="200").stdout
     assert "expected_faster" not in json.loads(run(*asked, "6144,2,1,1", "--json").stdout)["patterns"][0]
+
+
+def test_a_picture_does_not_replace_the_spec(tmp_path: Path) -> None:
+    spec = tmp_path / "one.yaml"
+    spec.write_text("kernels: [[2, 3, 4, 5]]\n")
+    caught = run("show", "--spec", str(spec), "--png", str(spec)).exception
+    assert str(caught) == f"{spec}: it is an input of this command; choose another file to write"
+    assert spec.read_text() == "kernels: [[2, 3, 4, 5]]\n"
