@@ -24,7 +24,7 @@ from ksgen.spec.storage import (
     refused_x_precision,
     scales_begin,
 )
-from ksgen.values import cached_property, excerpt, whole_number
+from ksgen.values import cached_property, excerpt, shown, whole_number
 
 Layout = Literal["bsf", "bsl"]  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
@@ -269,8 +269,9 @@ class KernelSpec:
         fits = len(self.tied) in (0, sum(map(len, self.chains))) and set(self.tied) <= set(TIES)
         if not fits or (self.tied and (self.job == "gradient" or self.is_quantized)):
             what = "job=gradient" if self.job == "gradient" else f"weights={self.weights}"
-            accepted = f"one of {TIES} per factor, of a product with weights=same"
-            raise SpecError(f"tied={excerpt(self.tied)} with {what}; accepted: {accepted}")
+            given, known = (", ".join(each or "none" for each in words) for words in (map(str, self.tied), TIES))
+            accepted = f"one of {known} per factor, of a product with weights=same"
+            raise SpecError(f"tied={shown(given)} with {what}; accepted: {accepted}")
 
     def _check_weights(self) -> None:
         if self.job == "gradient" and self.has_bytes_in:

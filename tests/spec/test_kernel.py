@@ -111,7 +111,7 @@ def test_tied_weights_are_a_part_of_the_kernel() -> None:
         ("d", "ad"),
     ]
     for wrong in ({"tied": ("a",)}, {"tied": ("b", "")}, {"tied": ("a", "d"), "weights": "int8"}):
-        with pytest.raises(SpecError, match=r"tied=.* accepted: one of \('', 'a', 'd', 'ad'\) per factor"):
+        with pytest.raises(SpecError, match=r"tied=.* accepted: one of none, a, d, ad per factor"):
             KernelSpec((SMALL, SMALL), **wrong)  # type: ignore[arg-type]
 
 

@@ -729,7 +729,7 @@ WRONG = [
     ),
     (
         "kernels:\n- {pattern: [3,5,4,2], tied: d, weights: int8}",
-        "2: kernels[0]: tied=('d',) with weights=int8; accepted: one of ('', 'a', 'd', 'ad') per factor, of a product",
+        "2: kernels[0]: tied=d with weights=int8; accepted: one of none, a, d, ad per factor, of a product",
     ),
     (
         "layers:\n  k: {chain: [[8,8,8,1], [1,8,8,8]], tied: a}",
