@@ -13,7 +13,7 @@ from typing import Any
 
 from ksgen.devices.base import Buffer, Device, DeviceLimits, Found, Missing, UnavailableError
 from ksgen.devices.opencl_drivers import may_show_gpus
-from ksgen.errors import DeviceError
+from ksgen.errors import DeviceError, warn
 from ksgen.install import supported_cuda
 from ksgen.locks import new_reentrant_lock
 from ksgen.values import excerpt
@@ -84,21 +84,30 @@ def _find(wanted: str) -> Device:
         return _find_by_name(wanted)
     if colon and not (number.isdecimal() and len(number) < 10):
         raise DeviceError(f"device {excerpt(wanted)}: {excerpt(number)} is not a number; {_ACCEPTED}")
-    return next(_opened(_RUNTIMES[word], int(number or 0)))
+    return next(_opened(_RUNTIMES[word], int(number or 0), []))
 
 
 def _find_best() -> Device:
-    """Return a GPU of any runtime, else the processor. OpenCL opens slowly: it is tried only if it may have a GPU."""
-    devices = _opened(_MODULES, 0)
+    """Return a GPU of any runtime, else the processor. OpenCL opens slowly: it is tried only if it may have a GPU.
+
+    Warns if OpenCL runs the processor's kernels because ksgen's own cannot be compiled.
+    """
+    reasons: list[str] = []
+    devices = _opened(_MODULES, 0, reasons)
     first = next(devices)
+    if first.kind == "opencl" and first.limits.is_cpu:
+        warn(f"{reasons[-1]}. OpenCL runs the kernels instead; KSGEN_DEVICE=opencl chooses it without this message")
     if first.kind != "native" or not may_show_gpus():
         return first
     return next((device for device in devices if not device.limits.is_cpu), first)
 
 
-def _opened(runtimes: Collection[str], index: int) -> Iterator[Device]:
-    """Yield the device with this index of each runtime that has one. If none has, one `DeviceError` says why."""
-    reasons, opened = [], 0
+def _opened(runtimes: Collection[str], index: int, reasons: list[str]) -> Iterator[Device]:
+    """Yield the device with this index of each runtime that has one. If none has, one `DeviceError` says why.
+
+    `reasons` gets the reason of each runtime that has none.
+    """
+    opened = 0
     for runtime in runtimes:
         try:
             device: Device = _module(runtime).open_device(index)

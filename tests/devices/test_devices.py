@@ -10,7 +10,7 @@ from ksgen import devices
 from ksgen.build.build import build
 from ksgen.devices import Found, Missing, base, device_for, find_device, list_devices
 from ksgen.devices.base import UnavailableError
-from ksgen.errors import DeviceError
+from ksgen.errors import DeviceError, KsgenWarning
 
 
 @pytest.fixture
@@ -62,7 +62,12 @@ def test_gpus_come_first_then_the_processor_by_its_own_compiler_then_by_opencl(m
     machine(native=["EPYC"])
     assert chosen() == "native:0"
     machine(opencl=["EPYC"])
-    assert chosen() == "opencl:0"
+    with pytest.warns(KsgenWarning, match="^native is not here; pip install native. OpenCL runs the kernels instead"):
+        assert chosen() == "opencl:0"
+    assert (chosen(), chosen("opencl")) == (
+        "opencl:0",
+        "opencl:0",
+    )  # a fallback speaks once; one that is asked for, never
 
 
 def test_opencl_is_not_opened_in_addition_to_a_processor_if_it_cannot_have_a_gpu(machine, monkeypatch):
