@@ -117,7 +117,7 @@ def test_a_library_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch:
 
 def test_a_library_without_a_version_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = library_version.__wrapped__
-    assert version("torch") == f"torch {torch.__version__}"
+    assert version("torch") == f"torch {metadata.version('torch')}"
     assert version("no_such_library") == "no_such_library is missing"
     assert version("mem-efficient-blr").startswith("mem-efficient-blr is missing, triton ")
     package = tmp_path / "triton_funcs"
