@@ -147,6 +147,20 @@ def test_every_help_has_examples_and_whole_summaries() -> None:
         assert "..." not in shown.partition("\nCommands:\n")[2], name
 
 
+def test_no_name_is_empty() -> None:
+    """An unset variable of a shell leaves `--device ""`, which must not choose the default device."""
+    named = {"--device", "--device-name", "--family", "--layer", "--scheduler"}
+    seen = set()
+    for name, command in commands(cli.cli, "ksgen"):
+        for option in command.params:
+            if named & set(option.opts):
+                seen |= set(option.opts)
+                with pytest.raises(click.BadParameter, match=r"^''; accepted: a name, or no such option$"):
+                    option.type.convert("", option, None)
+                assert option.type.convert("H200", option, None) == "H200", name
+    assert seen == named
+
+
 def test_the_script_at_the_top_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, ROOT / "cli.py", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == ksgen_program("--version").stdout

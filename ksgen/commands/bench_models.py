@@ -11,7 +11,16 @@ import click
 from ksgen import __version__
 from ksgen.bench.roster import LAYERS, MODELS, STEP_TITLES
 from ksgen.commands.bench_common import check_torch, memory_for, print_table, words_in, words_option
-from ksgen.commands.common import file_option, json_option, json_text, print_json, progress, sized_option, warn_if_busy
+from ksgen.commands.common import (
+    WORD,
+    file_option,
+    json_option,
+    json_text,
+    print_json,
+    progress,
+    sized_option,
+    warn_if_busy,
+)
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
 from ksgen.install import install_line
@@ -51,7 +60,7 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
     "Layout of the sparse model's blocks: bsf, bsl (vit-s16 only), or both, separated by commas.",
     "bsf",
 )
-@click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
+@click.option("--device", type=WORD, help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
 @sized_option("--batch", "Batch size in sequences.", GPU_SEQUENCES, CPU_SEQUENCES)
 @sized_option("--repeats", "Timed rounds.", GPU_REPEATS, CPU_REPEATS)
 @file_option("-o", "--output", help_text="Also write the JSON to this file")

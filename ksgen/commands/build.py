@@ -34,7 +34,7 @@ from ksgen.wisdom import Wisdom, dump, file_name, known_devices, load_wisdom
 @click.command("build")
 @click.argument("spec", type=common.PATH)
 @common.arch_option
-@click.option("--device-name", help="Use the constants tuned for this device, such as 'NVIDIA H200'.")
+@click.option("--device-name", type=common.WORD, help="Use the constants tuned for this device, such as 'NVIDIA H200'.")
 @common.number_option("--jobs", help_text="Compilers to run at once.  [default: one per core]")
 @common.json_option
 def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as_json: bool) -> None:
@@ -88,6 +88,7 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
 @common.file_option("-o", "--output", help_text="File to write", usual="<spec name>.ksb")
 @click.option(
     "--device-name",
+    type=common.WORD,
     multiple=True,
     help="Also pack the constants tuned for this device, such as 'NVIDIA H200'. May be repeated.",
 )

@@ -121,7 +121,15 @@ class NamedPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Word(click.types.StringParamType):
+    """Click type of a name. It refuses an empty one, which comes from an unset variable of a shell."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value, param, ctx) or self.fail("''; accepted: a name, or no such option", param, ctx)
+
+
 PATH = NamedPath()
+WORD = _Word()
 PATTERN = ReadBy(Pattern.parse)
 LEAST_COLUMNS = 40  # tables and pictures need this many
 LAYOUT, JOB, ACTIVATION, STRIDE = OneOf(LAYOUTS), OneOf(JOBS), OneOf(ACTIVATIONS), OneOf(STRIDES)
@@ -145,7 +153,9 @@ MOST_REAL = 1e9  # largest value of options for real numbers, which are times in
 REPLACED = "an older one is replaced"  # in the help of every option that names a file to write
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 device_option = click.option(
-    "--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, native, opencl, opencl:1, or part of a name."
+    "--device",
+    type=WORD,
+    help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, native, opencl, opencl:1, or part of a name.",
 )
 
 

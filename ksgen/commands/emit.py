@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import PATH, OneOf, find_spec, folder_option, json_option, output_folder, print_json
+from ksgen.commands.common import PATH, WORD, OneOf, find_spec, folder_option, json_option, output_folder, print_json
 from ksgen.spec import load, schema
 from ksgen.values import counted
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 @click.option(
     "--dialect", type=OneOf(("cuda", "opencl")), default="cuda", show_default=True, help="Language of the kernels."
 )
-@click.option("--family", help="Emit this family's sources for inspection. Launchers still choose a family themselves.")
+@click.option(
+    "--family",
+    type=WORD,
+    help="Emit this family's sources for inspection. Launchers still choose a family themselves.",
+)
 @json_option
 def command(spec: Path, output: Path | None, dialect: "Dialect", family: str | None, as_json: bool) -> None:
     """Write the kernels and launchers of a spec into a folder: one commented source per kernel, a manifest, and a

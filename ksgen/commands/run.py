@@ -22,7 +22,13 @@ from ksgen.values import excerpt
 @common.takes_patterns
 @takes_layers
 @click.option("--spec", type=PATH, help="Run a layer or group of this spec, with its options.")
-@click.option("--layer", "layer_name", metavar="NAME", help="Name of the layer or group, if the spec has several.")
+@click.option(
+    "--layer",
+    "layer_name",
+    type=common.WORD,
+    metavar="NAME",
+    help="Name of the layer or group, if the spec has several.",
+)
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @takes_wanted(has_job=False)
 @click.option(
@@ -31,7 +37,7 @@ from ksgen.values import excerpt
 @click.option(
     "--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient."
 )
-@click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
+@click.option("--family", type=common.WORD, help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
 @click.option("--activation", type=ACTIVATION, default="none", show_default=True, help="Activation after the bias.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")

@@ -36,6 +36,7 @@ _USUAL = "sm_80"  # target whose kernel is shown without a device
 @takes_wanted(has_job=False)
 @click.option(
     "--device",
+    type=common.WORD,
     help="Show the kernel that launchers choose on this device, from its wisdom if there is any. Values are those of "
     "KSGEN_DEVICE, such as cuda.",
 )

@@ -41,13 +41,15 @@ STRATEGY = common.OneOf(("model", "random", "exhaustive"))
     "--chain", is_flag=True, help="The patterns are factors of a layer: tune one launch of all, and one per factor."
 )
 @common.batch_option
-@click.option("--family", help="Search only this kernel family, such as simt or mma.")
+@click.option("--family", type=common.WORD, help="Search only this kernel family, such as simt or mma.")
 @click.option("--budget", metavar="60s|200", help="Budget per kernel: a time, or a number of candidates.")
 @click.option(
     "--strategy", type=STRATEGY, default="model", show_default=True, help="Search strategy; see docs/tuning.md."
 )
 @common.device_option
-@click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")
+@click.option(
+    "--scheduler", type=common.WORD, metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786."
+)
 @click.option("--fresh", is_flag=True, help="Measure all candidates again, including those of earlier searches.")
 @click.option("--noise", is_flag=True, help="Instead of a search, report how much repeated measurements differ.")
 @common.file_option("--report", help_text="Write a page with curves and tables to this file")

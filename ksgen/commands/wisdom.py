@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import PATH, PATTERN, entry_figures, file_option, json_option, kernel_figures, print_json
+from ksgen.commands.common import (
+    PATH,
+    PATTERN,
+    WORD,
+    entry_figures,
+    file_option,
+    json_option,
+    kernel_figures,
+    print_json,
+)
 from ksgen.errors import KsgenError
 from ksgen.files import write
 from ksgen.measure.trust import MARK, marked
@@ -15,7 +24,9 @@ from ksgen.values import counted, excerpt
 if TYPE_CHECKING:
     from ksgen.wisdom import Difference, Entry, Wisdom
 
-device_option = click.option("--device", metavar="NAME", help="Only devices with this in their name, such as H200.")
+device_option = click.option(
+    "--device", type=WORD, metavar="NAME", help="Only devices with this in their name, such as H200."
+)
 output_option = file_option("-o", "--output", help_text="Write to this file instead of printing")
 
 
