@@ -39,8 +39,8 @@ def reading(path: Path, accepted: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise KsgenError(f"{path}: {reason}{accepted and f'; accepted: {accepted}'}") from error
+        why = "it is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+        raise KsgenError(f"{path}: cannot be read ({why}){accepted and f'; accepted: {accepted}'}") from error
 
 
 def _open_own(path: str, flags: int) -> int:

@@ -20,7 +20,7 @@ from ksgen.commands.common import ACTIVATION, ReadBy
 from ksgen.commands.layers import Layer, Wanted, epilogue_of, takes_layers, takes_wanted
 from ksgen.commands.tune import TuneTable, name_of
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
-from ksgen.errors import DeviceError, SpecError
+from ksgen.errors import DeviceError, PatternError, SpecError
 from ksgen.files import check_writable, write
 from ksgen.measure.trust import describe_unreliable, marked
 from ksgen.pattern import Pattern
@@ -47,7 +47,12 @@ _PATH = re.compile(r"""(['"])[^'"\n]*/[^'"\n]*\1|[^\s:;,'"(]*/[^\s:;,'")]*""")
 
 @ReadBy
 def spec_or_pattern(text: str) -> Pattern | Path:
-    return Path(text) if text.endswith((".yaml", ".yml")) else Pattern.parse(text)
+    if text.endswith((".yaml", ".yml")):
+        return Path(text)
+    try:
+        return Pattern.parse(text)
+    except PatternError as error:
+        raise PatternError(f"{error}; or a spec, a file whose name ends in .yaml or .yml") from None
 
 
 @click.command("calibrate")

@@ -18,12 +18,13 @@ from ksgen.locks import new_lock
 from ksgen.measure.trust import describe_unreliable, marked
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.values import counted
+from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ksgen.spec.nodes import SourcePlace
+    from ksgen.tuning.engine import Engine
     from ksgen.tuning.job import Job
     from ksgen.tuning.search import Progress, Tuned
     from ksgen.tuning.trials import Trial
@@ -77,7 +78,7 @@ def command(
     from ksgen.tuning.job import job_of
     from ksgen.tuning.report import check_report
     from ksgen.tuning.trials import TrialStore
-    from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine, parse_budget
+    from ksgen.tuning.tuner import SearchOptions, Tuner, parse_budget
 
     kernels: dict[KernelSpec, SourcePlace | None]  # each with the place of its batch in the spec
     if chain or layer.is_asked_for:
@@ -96,7 +97,7 @@ def command(
     if report:
         check_report(report, spec)
     options = SearchOptions(parse_budget(budget), strategy, family, fresh)
-    with closing(open_engine(device, scheduler)) as engine, closing(TrialStore()) as store:
+    with closing(_engine(device, scheduler)) as engine, closing(TrialStore()) as store:
         rows = batch or default_batch(engine.facts.limits)
         jobs = [job_of(kernel, rows) for kernel in kernels]
         tuner = Tuner(engine, store, options)
@@ -108,6 +109,17 @@ def command(
             _noise(tuner, jobs, as_json)
         else:
             _tune(tuner, jobs, report, as_json)
+
+
+def _engine(device: str | None, scheduler: str | None) -> "Engine":
+    """Open the engine of this machine or of a cluster. A terminal shows the wait for a cluster, up to 20 seconds."""
+    from ksgen.tuning.tuner import open_engine
+
+    if scheduler is None:
+        return open_engine(device)
+    with common.progress() as bar:
+        bar.add_task(f"connecting to {excerpt(scheduler)}", total=None, now="")
+        return open_engine(device, scheduler)
 
 
 def _available(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":

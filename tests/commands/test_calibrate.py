@@ -246,6 +246,8 @@ def test_the_command_that_explain_names_tries_that_kernel_on_that_device(
         (("--model", "vit-s16", "--layout", "bsl"), "with options of patterns; accepted: --precision"),
         (("specs/vit.yaml", "--bias"), "--residual are for patterns; a spec has its own"),
         (("missing.yaml",), "missing.yaml"),
+        (("spec.json",), "i.j.l@1,192,48,2@i.j.k; or a spec, a file whose name ends in .yaml or .yml"),
+        (("1,0,16,2",), "b=0; accepted: a whole number from 1 to 2147483647"),
         (("--precision", "float16"), "options of kernels without a kernel; name a spec such as specs/vit.yaml"),
         (("--batch", "16"), "options of kernels without a kernel; name a spec"),
         (("specs/vit.yaml", "--precision", "tf32"), "no kernel in it is tf32"),

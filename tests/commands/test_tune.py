@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.progress import Progress
 
 from ksgen.cli import cli
 from ksgen.commands import tune as tune_command
@@ -50,6 +51,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def tune(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["tune", *arguments], catch_exceptions=True)
+
+
+def test_a_terminal_shows_the_wait_for_a_scheduler(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def open_engine(device: str | None, scheduler: str) -> None:
+        raise KsgenError(f"{scheduler} after {shown}")
+
+    def add_task(bar: Progress, description: str, **_: object) -> None:
+        shown.append(description)
+
+    monkeypatch.setattr("ksgen.tuning.tuner.open_engine", open_engine)
+    monkeypatch.setattr(Progress, "add_task", add_task)
+    done = tune(*SMALL, "--scheduler", "tcp://10.0.0.1:8786")
+    assert str(done.exception) == f"tcp://10.0.0.1:8786 after {['connecting to ' + repr('tcp://10.0.0.1:8786')]}"
 
 
 @pytest.mark.parametrize(("is_stopped", "code"), [(True, 130), (False, 1)])

@@ -265,6 +265,8 @@ def test_mistakes_name_the_file(folders: tuple[Path, Path], tmp_path: Path) -> N
     good = file_of(tmp_path, "good.json", entry(1.0))
     assert mistake("import", "/no/such") == "/no/such: cannot be read (No such file or directory)"
     assert mistake("diff", good, str(tmp_path)) == f"{tmp_path}: cannot be read (Is a directory)"
+    (tmp_path / "binary").write_bytes(b"\xe8\x00")
+    assert mistake("import", str(tmp_path / "binary")) == f"{tmp_path}/binary: cannot be read (it is not text in UTF-8)"
     assert mistake("merge", good, good, "-o", "/no/such") == "/no/such: cannot be written (No such file or directory)"
     assert mistake("show", "--device", "[b]") == "--device '[b]': this machine's wisdom has NVIDIA H200"
     stray = folders[1] / "mine.json"
