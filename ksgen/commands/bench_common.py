@@ -120,7 +120,7 @@ _OPTIONS = (
         "--subset", help_text="Measure only this many of the patterns, the most informative ones, in a fixed order."
     ),
     click.option(
-        "--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns with more GFLOP per run."
+        "--most-gflop", type=common.RealRange(min=0, min_open=True), help="Leave out patterns with more GFLOP per run."
     ),
     click.option(
         "--patterns",

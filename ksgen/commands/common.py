@@ -159,7 +159,7 @@ device_option = click.option(
 )
 
 
-class _RealRange(click.FloatRange):
+class RealRange(click.FloatRange):
     """Range of numbers without NaN, which click accepts as a number of any range."""
 
     name = "number"  # in messages and help
@@ -183,7 +183,7 @@ class _WholeRange(click.IntRange):
 
 def number_option(*names: str, help_text: str, usual: float | None = None, least: float = 1) -> Callable[[Any], Any]:
     """Option for a number of at least `least`. It is a whole number, unless the default `usual` is a float."""
-    kind: Any = _RealRange(least, MOST_REAL) if isinstance(usual, float) else _WholeRange(min=int(least))
+    kind: Any = RealRange(least, MOST_REAL) if isinstance(usual, float) else _WholeRange(min=int(least))
     return click.option(*names, type=kind, default=usual, show_default=usual is not None, help=help_text)
 
 

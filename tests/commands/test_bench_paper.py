@@ -100,6 +100,7 @@ MISTAKES = [
     (["paper", "--time-limit", "8x"], "ksgen: time '8x'; accepted: 90s, 8m, 1h30m"),
     (["paper", "--time-limit", "0.001s"], "ksgen: --time-limit ended before the first measurement; give more time"),
     (["paper", "--batch", "0"], "ksgen: Invalid value for '--batch'"),
+    (["paper", "--most-gflop", "nan"], "ksgen: Invalid value for '--most-gflop': NaN is not in any range"),
     (["paper", "-o", "rows.csv"], "ksgen: -o rows.csv: the log is a .jsonl file; its rows go to the .csv next to it"),
     (["paper", "-o", "file/rows.jsonl"], "ksgen: file/rows.jsonl: cannot be written ("),
     (["paper", "-o", "damaged.jsonl"], "ksgen: damaged.jsonl:1: not a line of `ksgen bench`"),
