@@ -10,8 +10,10 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for, meant_for
-from ksgen.families.simt.chain import SimtChainConstants, SimtChainTiling
+from ksgen.families.simt import chain as simt_chain
+from ksgen.families.simt.chain import SimtChainConstants, SimtChainTiling, SimtFactor
 from ksgen.families.simt.family import Simt
+from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.fused import family_of_chain
 from ksgen.measure.verify import slice_of
 from ksgen.pattern import Pattern
@@ -178,3 +180,21 @@ def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: st
     }
     for name, (expected, counted) in rows.items():
         assert expected == pytest.approx(counted, rel=0.02), (name, source.constants, rows)
+
+
+def test_inputs_beyond_the_largest_stage_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage grows with its inputs. To try all of them would take a sixth of the time of `propose`."""
+    tried: dict[tuple[int, ...], list[int]] = {}
+
+    def factor(kernel: KernelSpec, own: SimtConstants, is_first: bool) -> SimtFactor:
+        shape = SimtFactor(kernel, own, is_first)
+        key = (own.tile_out, own.tile_d, own.thread_batch, own.thread_out)
+        tried.setdefault(key, []).append(shape.stage * kernel.real_bytes)
+        return shape
+
+    monkeypatch.setattr(simt_chain, "SimtFactor", factor)
+    assert simt_chain._tiles_of_factor.__wrapped__(KernelSpec(Pattern(1, 64, 64, 4)), True, False, 64, 16)
+    assert any(stages[-1] > simt_chain.MOST_STAGE[-1] for stages in tried.values())
+    for stages in tried.values():
+        assert stages == sorted(stages)
+        assert all(stage <= simt_chain.MOST_STAGE[-1] for stage in stages[:-1])

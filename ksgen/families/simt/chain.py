@@ -163,7 +163,9 @@ def _tiles_of_factor(
                 tile_batch, LANES_OUT * thread_out * warps_out, tile_in, tile_d, thread_batch, thread_out, 2, 1, "async"
             )
             shape = SimtFactor(kernel, own, is_first)
-            if shape.stage * kernel.real_bytes > MOST_STAGE[-1] or first_broken(RULES, kernel, own):
+            if shape.stage * kernel.real_bytes > MOST_STAGE[-1]:
+                break  # more inputs take more bytes
+            if first_broken(RULES, kernel, own):
                 continue
             stages = shape.block_stages
             multiplying = stages * shape.multiply_adds * (kernel.real_bytes // 4) / LANES
