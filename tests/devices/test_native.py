@@ -788,5 +788,5 @@ def test_the_next_runtime_serves_where_every_compiler_refuses(tmp_path: Path, mo
     ):
         native.open_device(0)
     with suppress(DeviceError):  # where there is no OpenCL either
-        assert next(devices._opened(("native", "opencl"), 0)).runtime == "opencl"
+        assert next(devices._opened(("native", "opencl"), 0, [])).runtime == "opencl"
     native.open_device.cache_clear()
